@@ -1,0 +1,74 @@
+// softmax(Q K^T * softmax_scale) V over whole prompts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "fp8attn/backend.h"
+#include "fp8attn/quantize.h"
+#include "fp8attn/tensor.h"
+
+namespace fp8attn {
+
+// How the probabilities P = 2^x become e4m3 codes (8-bit CUDA kernels, and their CPU emulation). The error is that of
+// the attention output against exact attention of the same e4m3 tensors.
+enum class PMode : std::uint8_t {
+  kExact,    // exp2 in the special-function unit, then a rounded conversion
+  kDefault,  // the code by half-precision arithmetic, quadratic in the fraction of x: error within 5% of kExact's
+  kFast,     // the code by half-precision arithmetic, linear in the fraction of x: error within 25% of kExact's
+};
+
+// "exact", "default", "fast".
+const char* name_of(PMode mode);
+
+// Arithmetic of the CPU backend. CUDA ignores it.
+enum class CpuArithmetic : std::uint8_t {
+  kFloat32,     // dequantised inputs, float32 throughout
+  kFloat64,     // dequantised inputs, float64 throughout: the reference
+  kEmulated,    // P in e4m3 as p_mode says, blocks folded into float32 as the CUDA kernel does
+  kEmulated13,  // the same, products accumulated with 13 fractional bits below the largest term, as the fp8 tensor
+                // core does
+};
+
+// "float32", "float64", "emulated", "emulated13".
+const char* name_of(CpuArithmetic arithmetic);
+
+// One attention call. b: batch; s_q, s_kv: query and key tokens; h_q, h_kv: query and key/value heads, h_q a multiple
+// of h_kv (query head i reads key head i / (h_q / h_kv)); d_qk, d_v: channels of q and k, and of v and out.
+//
+// Tensors: any strides with a contiguous last dim, stride 0 (expanded) included. On CUDA: 16-byte aligned base and
+// strides of a multiple of 16 bytes. All on one device.
+//
+// real = stored * scale. A scale that is not given is 1. Scale tensors: f32, on the device of q, any strides.
+struct PrefillProblem {
+  TensorView q;            // [b, s_q, h_q, d_qk]   e4m3, bf16 or fp16 (CPU: f32 too)
+  TensorView k;            // [b, s_kv, h_kv, d_qk] the dtype of q
+  TensorView v;            // [b, s_kv, h_kv, d_v]  the dtype of q; packed: [b, h_kv, d_v, packed_length(s_kv)]
+  MutableTensorView out;   // [b, s_q, h_q, d_v]    bf16 or fp16 (CPU: f32 too)
+  std::optional<MutableTensorView> lse;  // [b, h_q, s_q] f32: natural log of the sum of exp(logits)
+
+  std::optional<TensorView> q_scale;  // scalar, [h_q], [b, h_q] or [b, s_q, h_q]; e4m3 only
+  std::optional<TensorView> k_scale;  // scalar, [h_kv], [b, h_kv] or [b, s_kv, h_kv]; e4m3 only
+  std::optional<TensorView> v_scale;  // scalar, [h_kv], [b, h_kv] or [b, h_kv, d_v]; e4m3 only
+
+  VLayout v_layout = VLayout::kRowMajor;
+  std::optional<float> softmax_scale;  // finite; default 1 / sqrt(d_qk)
+  bool causal = false;  // bottom-right aligned: query i sees keys j <= i + s_kv - s_q. A row that sees no key gets out
+                        // exactly 0 and lse -infinity
+  PMode p_mode = PMode::kDefault;
+  CpuArithmetic cpu_arithmetic = CpuArithmetic::kFloat32;
+};
+
+// Whether prefill() would run, with every reason why not. Throws nothing.
+Support supports(const PrefillProblem& problem);
+
+// Bytes of workspace that prefill() needs. Throws Error for a problem that is not supported.
+std::size_t workspace_size(const PrefillProblem& problem);
+
+// Runs it on the device of the tensors. Throws Error before anything is launched or written where the problem is not
+// supported or the workspace is too small. CUDA: asynchronous on `stream`, no allocation, no synchronisation,
+// capturable in a CUDA graph. Same inputs give the same bits.
+void prefill(const PrefillProblem& problem, Workspace workspace = {}, Stream stream = nullptr);
+
+}  // namespace fp8attn
