@@ -1,0 +1,26 @@
+// Whether the device and the kernel of a valid call exist, and which kernel it is.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "api/reason.h"
+#include "api/variants.h"
+#include "fp8attn/prefill.h"
+#include "fp8attn/tensor.h"
+
+namespace fp8attn {
+
+// Why this build cannot run on this machine's `device`; nullopt where it can.
+std::optional<Reason> device_reason(const char* argument, Device device);
+
+struct Selection {
+  const PrefillVariant* variant = nullptr;  // null where there are reasons
+  std::vector<Reason> reasons;
+};
+
+// The row for the problem's device, dtype, head dims, V layout and p_mode. q and v have rank 4.
+Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> rows);
+
+}  // namespace fp8attn

@@ -1,0 +1,43 @@
+#include "fp8attn/prefill.h"
+
+namespace fp8attn {
+
+const char* name_of(PMode mode) {
+  switch (mode) {
+    case PMode::kExact: return "exact";
+    case PMode::kDefault: return "default";
+    case PMode::kFast: return "fast";
+  }
+  return "?";
+}
+
+const char* name_of(CpuArithmetic arithmetic) {
+  switch (arithmetic) {
+    case CpuArithmetic::kFloat32: return "float32";
+    case CpuArithmetic::kFloat64: return "float64";
+    case CpuArithmetic::kEmulated: return "emulated";
+    case CpuArithmetic::kEmulated13: return "emulated13";
+  }
+  return "?";
+}
+
+const char* name_of(ScaleGranularity granularity) {
+  switch (granularity) {
+    case ScaleGranularity::kTensor: return "tensor";
+    case ScaleGranularity::kHead: return "head";
+    case ScaleGranularity::kBatchHead: return "batch-head";
+    case ScaleGranularity::kTokenHead: return "token-head";
+    case ScaleGranularity::kChannel: return "channel";
+  }
+  return "?";
+}
+
+const char* name_of(VLayout layout) {
+  switch (layout) {
+    case VLayout::kRowMajor: return "row-major";
+    case VLayout::kPacked: return "packed";
+  }
+  return "?";
+}
+
+}  // namespace fp8attn

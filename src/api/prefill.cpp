@@ -1,0 +1,40 @@
+#include "fp8attn/prefill.h"
+
+#include "api/dispatch.h"
+#include "api/validate.h"
+
+namespace fp8attn {
+namespace {
+
+Selection check(const PrefillProblem& problem) {
+  Selection selection;
+  selection.reasons = validate(problem);
+  if (auto reason = device_reason("q.device", problem.q.device)) {
+    selection.reasons.push_back(*std::move(reason));
+  } else if (problem.q.rank == 4 && problem.v.rank == 4) {
+    const Selection found = select_variant(problem, prefill_variants());
+    selection.variant = found.variant;
+    selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());
+  }
+  return selection;
+}
+
+}  // namespace
+
+Support supports(const PrefillProblem& problem) { return to_support(check(problem).reasons); }
+
+std::size_t workspace_size(const PrefillProblem& problem) {
+  const Selection selection = check(problem);
+  throw_first("workspace_size", selection.reasons);
+  return selection.variant->workspace_size(problem);
+}
+
+void prefill(const PrefillProblem& problem, Workspace workspace, Stream stream) {
+  const Selection selection = check(problem);
+  throw_first("prefill", selection.reasons);
+  throw_first("prefill", validate(workspace, selection.variant->workspace_size(problem)));
+  if (problem.out.count() == 0) return;
+  selection.variant->launch(problem, workspace, stream);
+}
+
+}  // namespace fp8attn

@@ -1,0 +1,22 @@
+// Every rule about the arguments of a call, once. Looks at views only, never at a device: rules of CUDA tensors can be
+// tested where there is no GPU. Whether the device and a kernel exist is dispatch's question (dispatch.h).
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "api/reason.h"
+#include "fp8attn/prefill.h"
+#include "fp8attn/quantize.h"
+
+namespace fp8attn {
+
+// Alignment of a workspace, bytes.
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
+std::vector<Reason> validate(const PrefillProblem& problem);
+std::vector<Reason> validate(const QuantizeProblem& problem);
+std::vector<Reason> validate_pack_v(const TensorView& input, const MutableTensorView& output);
+std::vector<Reason> validate(Workspace workspace, std::size_t needed);
+
+}  // namespace fp8attn

@@ -1,0 +1,173 @@
+#include "api/view_checks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <span>
+
+namespace fp8attn {
+namespace {
+
+constexpr std::int64_t kTmaGranule = 16;
+constexpr std::int64_t kTmaMaxStride = std::int64_t{1} << 40;
+
+bool rank_in_range(const TensorView& view) { return view.rank >= 0 && view.rank <= kMaxRank; }
+
+std::span<const std::int64_t> shape_of(const TensorView& view) {
+  return {view.shape.data(), static_cast<std::size_t>(std::clamp(view.rank, 0, kMaxRank))};
+}
+
+std::string strides_text(const TensorView& view) {
+  const auto strides = std::span(view.strides.data(), shape_of(view).size());
+  return fmt::format("[{}] with shape {}", fmt::join(strides, ", "), shape_text(view));
+}
+
+bool is_empty(const TensorView& view) { return std::ranges::find(shape_of(view), 0) != shape_of(view).end(); }
+
+// Whether x steps along dim i and y steps along dim j lead to the same element, with x < shape_i and y < shape_j, not
+// both 0. Strides are not negative, and not both 0.
+bool dims_collide(const TensorView& view, int i, int j) {
+  const std::int64_t common = std::gcd(view.strides[i], view.strides[j]);
+  return view.strides[j] / common < view.shape[i] && view.strides[i] / common < view.shape[j];
+}
+
+bool overlaps_itself(const TensorView& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] > 1 && view.strides[i] == 0) return true;
+    for (int j = i + 1; j < view.rank; ++j) {
+      if (view.shape[i] > 1 && view.shape[j] > 1 && dims_collide(view, i, j)) return true;
+    }
+  }
+  return false;
+}
+
+bool any_stride(const TensorView& view, auto predicate) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] > 1 && predicate(view.strides[i])) return true;
+  }
+  return false;
+}
+
+void check_strides(std::vector<Reason>& reasons, const char* name, const TensorView& view, MemoryRules rules) {
+  const auto complain = [&](std::string expected) {
+    reasons.push_back({fmt::format("{}.strides", name), strides_text(view), std::move(expected)});
+  };
+  if (any_stride(view, [](std::int64_t stride) { return stride < 0; })) return complain("no negative stride");
+  const int last = view.rank - 1;
+  if (rules.last_dim_contiguous && last >= 0 && view.shape[last] > 1 && view.strides[last] != 1) {
+    complain("a contiguous last dim (stride 1)");
+  }
+  if (rules.written && overlaps_itself(view)) complain("an output whose elements do not overlap");
+  if (!rules.tma) return;
+  const std::int64_t element = std::max<std::int64_t>(size_of(view.dtype), 1);
+  // The last dim's stride, 1, is no multiple of 16 bytes and needs none.
+  TensorView outer = view;
+  outer.rank = std::max(last, 0);
+  if (any_stride(outer, [=](std::int64_t stride) { return stride % (kTmaGranule / element) != 0; })) {
+    complain(fmt::format("strides of a multiple of {} elements (16 bytes) on cuda", kTmaGranule / element));
+  }
+  if (any_stride(outer, [=](std::int64_t stride) { return stride >= kTmaMaxStride / element; })) {
+    complain(fmt::format("strides below {} elements (2^40 bytes) on cuda", kTmaMaxStride / element));
+  }
+}
+
+}  // namespace
+
+std::string device_text(Device device) {
+  if (device == Device{}) return "cpu";
+  return fmt::format("{}:{}", name_of(device.kind), device.index);
+}
+
+std::string shape_text(const TensorView& view) {
+  if (!rank_in_range(view)) return fmt::format("rank {}", view.rank);
+  std::vector<std::string> texts;
+  for (std::int64_t dim : shape_of(view)) texts.push_back(dim == kAnyDim ? "*" : fmt::to_string(dim));
+  return fmt::format("[{}]", fmt::join(texts, ", "));
+}
+
+std::string or_text(const std::vector<std::string>& alternatives) {
+  std::string text;
+  for (std::size_t i = 0; i < alternatives.size(); ++i) {
+    if (i > 0) text += i + 1 == alternatives.size() ? " or " : ", ";
+    text += alternatives[i];
+  }
+  return text;
+}
+
+bool fits(const TensorView& view, const TensorView& expected) {
+  const auto same = [](std::int64_t got, std::int64_t want) { return want == kAnyDim || got == want; };
+  return view.rank == expected.rank && std::ranges::equal(shape_of(view), shape_of(expected), same);
+}
+
+bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected) {
+  const TensorView wanted = TensorView::contiguous(nullptr, view.dtype, expected.dims);
+  const auto complain = [&](std::string text) {
+    for (const NamedView& other : expected.given) {
+      text += fmt::format("{} {} {}", &other == expected.given.begin() ? " for" : " and", other.name,
+                          shape_text(other.view));
+    }
+    reasons.push_back({fmt::format("{}.shape", name), shape_text(view), std::move(text)});
+  };
+  if (view.rank != wanted.rank) {
+    complain(fmt::format("rank {}, {}", wanted.rank, expected.meaning));
+    return false;
+  }
+  if (std::ranges::any_of(shape_of(view), [](std::int64_t dim) { return dim < 0 || dim > kMaxDim; })) {
+    complain(fmt::format("dims from 0 to {} in {}", kMaxDim, expected.meaning));
+    return false;
+  }
+  if (!fits(view, wanted)) complain(fmt::format("{}, which is {}", shape_text(wanted), expected.meaning));
+  return true;
+}
+
+void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view,
+                 std::initializer_list<DType> accepted) {
+  if (std::ranges::find(accepted, view.dtype) != accepted.end()) return;
+  std::vector<std::string> names;
+  for (DType dtype : accepted) names.push_back(name_of(dtype));
+  reasons.push_back({fmt::format("{}.dtype", name), name_of(view.dtype), or_text(names)});
+}
+
+void check_same_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                      DType dtype) {
+  if (view.dtype == dtype) return;
+  reasons.push_back(
+      {fmt::format("{}.dtype", name), name_of(view.dtype), fmt::format("{}, the dtype of {}", name_of(dtype), owner)});
+}
+
+void check_device(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                  Device device) {
+  if (view.device == device) return;
+  reasons.push_back({fmt::format("{}.device", name), device_text(view.device),
+                     fmt::format("{}, the device of {}", device_text(device), owner)});
+}
+
+void check_memory(std::vector<Reason>& reasons, const char* name, const TensorView& view, MemoryRules rules) {
+  if (!rank_in_range(view) || is_empty(view)) return;
+  const std::int64_t alignment = rules.tma ? kTmaGranule : size_of(view.dtype);
+  if (view.data == nullptr) {
+    reasons.push_back(
+        {fmt::format("{}.data", name), "a null pointer", fmt::format("data of shape {}", shape_text(view))});
+  } else if (alignment > 1 && reinterpret_cast<std::uintptr_t>(view.data) % alignment != 0) {
+    reasons.push_back({fmt::format("{}.data", name), fmt::format("address {}", view.data),
+                       fmt::format("an address that is a multiple of {} bytes", alignment)});
+  }
+  check_strides(reasons, name, view, rules);
+}
+
+void check_contiguous(std::vector<Reason>& reasons, const char* name, const TensorView& view) {
+  if (!rank_in_range(view) || is_empty(view)) return;
+  std::uint64_t stride = 1;  // wraps rather than overflows where no memory could hold the shape
+  for (int i = view.rank - 1; i >= 0; --i) {
+    if (view.shape[i] > 1 && static_cast<std::uint64_t>(view.strides[i]) != stride) {
+      reasons.push_back({fmt::format("{}.strides", name), strides_text(view), "contiguous row-major strides"});
+      return;
+    }
+    stride *= static_cast<std::uint64_t>(view.shape[i]);
+  }
+}
+
+}  // namespace fp8attn

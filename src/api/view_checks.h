@@ -1,0 +1,65 @@
+// What can be wrong with one tensor view by itself. Each function adds the reasons that it finds.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "api/reason.h"
+#include "fp8attn/tensor.h"
+
+namespace fp8attn {
+
+// The largest accepted dim: kernels count tokens in 32 bits and round up to whole tiles.
+inline constexpr std::int64_t kMaxDim = 0x7FFFFFFF - 1024;
+
+// In an expected shape: any size.
+inline constexpr std::int64_t kAnyDim = -1;
+
+// What a view's memory has to look like.
+struct MemoryRules {
+  bool last_dim_contiguous = true;
+  bool written = false;  // no two elements may share memory
+  bool tma = false;      // read or written by the tensor memory accelerator: 16-byte granules, strides below 2^40 bytes
+};
+
+std::string device_text(Device device);                             // "cpu", "cuda:1"
+std::string shape_text(const TensorView& view);                     // "[2, 64]"; kAnyDim as "*"
+std::string or_text(const std::vector<std::string>& alternatives);  // "a, b or c"
+
+// Whether the shape is that of `expected`, where kAnyDim fits every size.
+bool fits(const TensorView& view, const TensorView& expected);
+
+struct NamedView {
+  const char* name;
+  const TensorView& view;
+};
+
+struct ExpectedShape {
+  std::initializer_list<std::int64_t> dims;
+  const char* meaning;                          // "[b, s_kv, h_kv, d_qk]"
+  std::initializer_list<NamedView> given = {};  // the arguments that decide the dims
+};
+
+// Rank, range of each dim, and the expected dims. Returns whether rank and ranges are right, so that the dims can be
+// used for further checks.
+bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected);
+
+void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view,
+                 std::initializer_list<DType> accepted);
+
+void check_same_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                      DType dtype);
+
+// `owner`: the argument whose device the others have to share.
+void check_device(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                  Device device);
+
+// Pointer, alignment and strides. Strides of dims of size 1, and of views without elements, are never looked at.
+void check_memory(std::vector<Reason>& reasons, const char* name, const TensorView& view, MemoryRules rules);
+
+// Row-major strides without gaps.
+void check_contiguous(std::vector<Reason>& reasons, const char* name, const TensorView& view);
+
+}  // namespace fp8attn
