@@ -18,25 +18,39 @@
 #endif
 // Inlined into each clone, so that it is compiled for that clone's instructions.
 #define FP8ATTN_INLINE inline __attribute__((always_inline))
+// Vectors are passed between inlined functions only, so that the calling convention it warns of is never used.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace fp8attn::cpu {
 namespace {
 
-constexpr int kVectorBytes = 64;
+// Wider than the registers of the instruction set a vector would live in memory. The clones that matter have 32 bytes.
+#if defined(__x86_64__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
 typedef float FloatVector __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef double DoubleVector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
 typedef std::int32_t IntVector __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+typedef std::int64_t LongVector __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+typedef std::uint8_t ByteVector __attribute__((vector_size(kVectorBytes / 4), aligned(1), may_alias));
+typedef std::uint16_t ShortVector __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 
 template <class T>
-struct VectorType {
-  using Type = FloatVector;
+struct VectorTypes {
+  using Value = FloatVector;
+  using Bits = IntVector;
 };
 template <>
-struct VectorType<double> {
-  using Type = DoubleVector;
+struct VectorTypes<double> {
+  using Value = DoubleVector;
+  using Bits = LongVector;
 };
 template <class T>
-using VectorOf = typename VectorType<T>::Type;
+using VectorOf = typename VectorTypes<T>::Value;
+template <class T>
+using BitsOf = typename VectorTypes<T>::Bits;
 template <class T>
 constexpr int kLanes = kVectorBytes / sizeof(T);
 
@@ -49,27 +63,31 @@ FP8ATTN_INLINE VectorOf<T>& vector_at(T* p) {
   return *reinterpret_cast<VectorOf<T>*>(p);
 }
 
-// Columns outermost: one panel of B, depth * 64 bytes, stays in the first-level cache for all rows.
+// Columns outermost: one panel of B, two vectors wide, stays in the first-level cache for all rows. Eight sums cover
+// the latency of the multiply-add.
 template <class T>
 FP8ATTN_INLINE void multiply_body(const T* a, std::int64_t a_stride, const T* b, std::int64_t b_stride, T* c,
                                   std::int64_t c_stride, int rows, int depth, int columns) {
-  for (int column = 0; column < columns; column += kLanes<T>) {
+  for (int column = 0; column < columns; column += 2 * kLanes<T>) {
     for (int row = 0; row < rows; row += kRowBlock) {
       const T* a0 = a + row * a_stride;
       const T* panel = b + column;
-      VectorOf<T> sum0{}, sum1{}, sum2{}, sum3{};
+      VectorOf<T> left[kRowBlock]{}, right[kRowBlock]{};
       for (int i = 0; i < depth; ++i) {
-        const VectorOf<T> operand = vector_at(panel + i * b_stride);
-        sum0 += a0[i] * operand;
-        sum1 += a0[a_stride + i] * operand;
-        sum2 += a0[2 * a_stride + i] * operand;
-        sum3 += a0[3 * a_stride + i] * operand;
+        const VectorOf<T> b_left = vector_at(panel + i * b_stride);
+        const VectorOf<T> b_right = vector_at(panel + i * b_stride + kLanes<T>);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRowBlock; ++r) {
+          left[r] += a0[r * a_stride + i] * b_left;
+          right[r] += a0[r * a_stride + i] * b_right;
+        }
       }
-      T* c0 = c + row * c_stride + column;
-      vector_at(c0) = sum0;
-      vector_at(c0 + c_stride) = sum1;
-      vector_at(c0 + 2 * c_stride) = sum2;
-      vector_at(c0 + 3 * c_stride) = sum3;
+#pragma GCC unroll 4
+      for (int r = 0; r < kRowBlock; ++r) {
+        T* c_row = c + (row + r) * c_stride + column;
+        vector_at(c_row) = left[r];
+        vector_at(c_row + kLanes<T>) = right[r];
+      }
     }
   }
 }
@@ -146,81 +164,82 @@ constexpr std::array<double, 14> kExp2Terms = [] {
 
 // 2^x for x <= 0 to the last place or two; 0 below the normal range; NaN stays NaN.
 template <class T>
-FP8ATTN_INLINE T exp2_of(T x) {
+FP8ATTN_INLINE VectorOf<T> exp2_of(VectorOf<T> x) {
   constexpr bool kSingle = sizeof(T) == 4;
-  using Bits = std::conditional_t<kSingle, std::uint32_t, std::uint64_t>;
   constexpr int kMantissa = kSingle ? 23 : 52;
   constexpr int kDegree = kSingle ? 7 : 13;
   constexpr T kLowest = kSingle ? T{-126} : T{-1022};
   constexpr T kRounder = kSingle ? T{0x1.8p23} : T{0x1.8p52};  // adding it rounds to an integer in the low bits
-  const T clamped = x < kLowest ? kLowest : x;
-  const T shifted = clamped + kRounder;
-  const T fraction = clamped - (shifted - kRounder);
-  T power = static_cast<T>(kExp2Terms[kDegree]);
+  const VectorOf<T> lowest = VectorOf<T>{} + kLowest;
+  const VectorOf<T> clamped = x < lowest ? lowest : x;
+  const VectorOf<T> shifted = clamped + kRounder;
+  const VectorOf<T> fraction = clamped - (shifted - kRounder);
+  VectorOf<T> power = VectorOf<T>{} + static_cast<T>(kExp2Terms[kDegree]);
 #pragma GCC unroll 16
   for (int k = kDegree - 1; k >= 0; --k) power = power * fraction + static_cast<T>(kExp2Terms[k]);
   // The integer goes straight into the exponent field.
-  const T result =
-      std::bit_cast<T>(static_cast<Bits>(std::bit_cast<Bits>(power) + (std::bit_cast<Bits>(shifted) << kMantissa)));
-  const T kept = power == power ? result : power;
-  return x < kLowest ? T{0} : kept;
+  const BitsOf<T> bits = reinterpret_cast<BitsOf<T>>(power) + (reinterpret_cast<BitsOf<T>>(shifted) << kMantissa);
+  const VectorOf<T> result = power == power ? reinterpret_cast<VectorOf<T>>(bits) : power;
+  return x < lowest ? VectorOf<T>{} : result;
 }
 
-// The value of an e4m3 code held in a float that is an integer of 0 to 126.
-FP8ATTN_INLINE float value_of_code(std::uint32_t code) {
-  const float subnormal = static_cast<float>(static_cast<std::int32_t>(code)) * 0x1p-9f;
-  const float normal = std::bit_cast<float>((code << 20) + (120u << 23));
-  return code < 8u ? subnormal : normal;
+// The values of e4m3 codes 0 to 126.
+FP8ATTN_INLINE FloatVector value_of_code(IntVector code) {
+  const FloatVector subnormal = __builtin_convertvector(code, FloatVector) * 0x1p-9f;
+  return code < 8 ? subnormal : reinterpret_cast<FloatVector>((code << 20) + (120 << 23));
 }
 
-// value rounded to an integer, half to even; 0 <= value < 2^22.
-FP8ATTN_INLINE std::uint32_t round_to_code(float value) {
+// Values of 0 to 2^22 rounded to integers, half to even; below 0 gives 0.
+FP8ATTN_INLINE IntVector round_to_code(FloatVector value) {
   constexpr float kRounder = 0x1.8p23f;
-  return std::bit_cast<std::uint32_t>(value + kRounder) - std::bit_cast<std::uint32_t>(kRounder);
+  const FloatVector clamped = value > 0.0f ? value : FloatVector{};
+  return reinterpret_cast<IntVector>(clamped + kRounder) - std::bit_cast<std::int32_t>(kRounder);
 }
 
-// value >= 0 to the nearest float whose last `kDropped` mantissa bits are 0, ties to even.
+// Values >= 0 to the nearest float whose last `kDropped` mantissa bits are 0, ties to even.
 template <int kDropped>
-FP8ATTN_INLINE float round_mantissa(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  return std::bit_cast<float>((bits + (1u << (kDropped - 1)) - 1u + ((bits >> kDropped) & 1u)) &
-                              ~((1u << kDropped) - 1u));
+FP8ATTN_INLINE FloatVector round_mantissa(FloatVector value) {
+  const IntVector bits = reinterpret_cast<IntVector>(value);
+  const IntVector rounded = bits + ((1 << (kDropped - 1)) - 1) + ((bits >> kDropped) & 1);
+  return reinterpret_cast<FloatVector>(rounded & ~((1 << kDropped) - 1));
 }
 
 template <Probability kForm, class T>
-FP8ATTN_INLINE T probability(T x) {
+FP8ATTN_INLINE VectorOf<T> probability(VectorOf<T> x) {
   if constexpr (kForm == Probability::kUnrounded) {
-    return exp2_of(x);
+    return exp2_of<T>(x);
   } else if constexpr (kForm == Probability::kBF16) {
-    return round_mantissa<16>(exp2_of(x));
+    return round_mantissa<16>(exp2_of<T>(x));
   } else if constexpr (kForm == Probability::kFP16) {
-    const float p = exp2_of(x);
+    const FloatVector p = exp2_of<T>(x);
     return p < 0x1p-14f ? (p + 0.5f) - 0.5f : round_mantissa<13>(p);
   } else if constexpr (kForm == Probability::kE4M3Exact) {
-    const float p = 256.0f * exp2_of(x);
+    const FloatVector p = 256.0f * exp2_of<T>(x);
     return p < 0x1p-6f ? (p + 16384.0f) - 16384.0f : round_mantissa<20>(p);
   } else if constexpr (kForm == Probability::kE4M3Default) {
-    const float sixteenths = 16.0f * (8.0f * x + 120.0f);
-    const std::uint32_t n = round_to_code(sixteenths > 0.0f ? sixteenths : 0.0f);
-    const float fraction = static_cast<float>(static_cast<std::int32_t>(n & 127u));
-    const float bend = 0.3435f * fraction * (1.0f - fraction * 0x1p-7f);
-    return value_of_code(round_to_code((static_cast<float>(static_cast<std::int32_t>(n)) - bend) * 0.0625f));
+    const IntVector n = round_to_code(16.0f * (8.0f * x + 120.0f));
+    const FloatVector fraction = __builtin_convertvector(n & 127, FloatVector);
+    const FloatVector bend = 0.3435f * fraction * (1.0f - fraction * 0x1p-7f);
+    return value_of_code(round_to_code((__builtin_convertvector(n, FloatVector) - bend) * 0.0625f));
   } else {
-    const float code = 8.0f * x + 119.5625f;
-    return value_of_code(round_to_code(code > 0.0f ? code : 0.0f));
+    return value_of_code(round_to_code(8.0f * x + 119.5625f));
   }
 }
 
 template <Probability kForm, class T>
 FP8ATTN_INLINE T probabilities_body(T* scores, int count, T top, T factor) {
-  T sum{0};
-#pragma omp simd reduction(+ : sum)
-  for (int i = 0; i < count; ++i) {
-    const T x = (scores[i] - top) * factor;
-    const T p = probability<kForm>(x);
-    scores[i] = x == x ? p : x;  // the bit forms would lose a NaN
-    sum += scores[i];
+  BitsOf<T> lane;
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = i;
+  VectorOf<T> sums{};
+  for (int i = 0; i < count; i += kLanes<T>) {
+    const VectorOf<T> x = (vector_at(scores + i) - top) * factor;
+    const VectorOf<T> p = probability<kForm, T>(x);
+    const VectorOf<T> kept = x == x ? p : x;  // the bit forms would lose a NaN
+    sums += lane < count - i ? kept : VectorOf<T>{};
+    vector_at(scores + i) = kept;
   }
+  T sum{0};
+  for (int i = 0; i < kLanes<T>; ++i) sum += sums[i];
   return sum;
 }
 
@@ -246,32 +265,52 @@ FP8ATTN_CLONES float probabilities_e4m3_fast(float* scores, int count, float top
   return probabilities_body<Probability::kE4M3Fast>(scores, count, top, factor);
 }
 
+// destination[i] = value of source[i], by vectors; the last, partial one by way of a buffer: nothing past the end of
+// the source is read.
+template <class Codes, class Code, class ValueOf>
+FP8ATTN_INLINE void unpack_body(const Code* source, float* destination, std::int64_t count, ValueOf value_of) {
+  std::int64_t i = 0;
+  for (; i + kLanes<float> <= count; i += kLanes<float>) {
+    const auto codes = *reinterpret_cast<const Codes*>(source + i);
+    vector_at(destination + i) = value_of(__builtin_convertvector(codes, IntVector));
+  }
+  if (i == count) return;
+  Codes codes{};
+  std::memcpy(&codes, source + i, (count - i) * sizeof(Code));
+  const FloatVector values = value_of(__builtin_convertvector(codes, IntVector));
+  std::memcpy(destination + i, &values, (count - i) * sizeof(float));
+}
+
+struct ValueOfE4M3 {
+  FP8ATTN_INLINE FloatVector operator()(IntVector code) const {
+    const IntVector magnitude = code & 0x7F;
+    const IntVector bits = reinterpret_cast<IntVector>(value_of_code(magnitude));
+    return reinterpret_cast<FloatVector>((magnitude == 0x7F ? IntVector{} + 0x7FC00000 : bits) | ((code >> 7) << 31));
+  }
+};
+
+struct ValueOfBF16 {
+  FP8ATTN_INLINE FloatVector operator()(IntVector code) const { return reinterpret_cast<FloatVector>(code << 16); }
+};
+
+struct ValueOfFP16 {
+  FP8ATTN_INLINE FloatVector operator()(IntVector code) const {
+    const IntVector magnitude = code & 0x7FFF;
+    const FloatVector subnormal = __builtin_convertvector(magnitude, FloatVector) * 0x1p-24f;
+    const IntVector bias = magnitude >= 0x7C00 ? IntVector{} + (224 << 23) : IntVector{} + (112 << 23);
+    const IntVector bits = magnitude < 0x400 ? reinterpret_cast<IntVector>(subnormal) : (magnitude << 13) + bias;
+    return reinterpret_cast<FloatVector>(bits | ((code >> 15) << 31));
+  }
+};
+
 FP8ATTN_CLONES void unpack_e4m3(const std::uint8_t* source, float* destination, std::int64_t count) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t code = source[i];
-    const std::uint32_t magnitude = code & 0x7Fu;
-    const float value = magnitude == 0x7Fu ? std::numeric_limits<float>::quiet_NaN() : value_of_code(magnitude);
-    destination[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | ((code & 0x80u) << 24));
-  }
+  unpack_body<ByteVector>(source, destination, count, ValueOfE4M3{});
 }
-
 FP8ATTN_CLONES void unpack_bf16(const std::uint16_t* source, float* destination, std::int64_t count) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < count; ++i) destination[i] = std::bit_cast<float>(std::uint32_t{source[i]} << 16);
+  unpack_body<ShortVector>(source, destination, count, ValueOfBF16{});
 }
-
 FP8ATTN_CLONES void unpack_fp16(const std::uint16_t* source, float* destination, std::int64_t count) {
-#pragma omp simd
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t code = source[i];
-    const std::uint32_t magnitude = code & 0x7FFFu;
-    const float subnormal = static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f;
-    const std::uint32_t bias = magnitude >= 0x7C00u ? 224u : 112u;
-    const float normal = std::bit_cast<float>((magnitude << 13) + (bias << 23));
-    const float value = magnitude < 0x400u ? subnormal : normal;
-    destination[i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | ((code & 0x8000u) << 16));
-  }
+  unpack_body<ShortVector>(source, destination, count, ValueOfFP16{});
 }
 
 }  // namespace

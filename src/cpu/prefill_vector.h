@@ -43,7 +43,8 @@ void multiply_row_13bit(const float* a, const float* b, std::int64_t b_stride, f
 float prepare_scores(float* scores, const float* factors, int count, bool half, bool negate);
 double prepare_scores(double* scores, const double* factors, int count, bool half, bool negate);
 
-// scores[i] becomes the probability of x = (scores[i] - top) * factor, x in log2 units. Returns their sum.
+// scores[i] becomes the probability of x = (scores[i] - top) * factor, x in log2 units. Returns their sum. Elements up
+// to a multiple of kColumnBlock are overwritten.
 float probabilities(Probability form, float* scores, int count, float top, float factor);
 double probabilities(Probability form, double* scores, int count, double top, double factor);
 
