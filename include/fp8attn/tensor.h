@@ -88,9 +88,9 @@ struct BasicTensorView {
     return n;
   }
 
-  constexpr operator BasicTensorView<const void*>() const
-    requires(!std::is_const_v<std::remove_pointer_t<Pointer>>)
-  {
+  template <class Other>
+    requires(std::is_same_v<Other, const void*> && !std::is_same_v<Pointer, const void*>)
+  constexpr operator BasicTensorView<Other>() const {
     return {data, dtype, device, rank, shape, strides};
   }
 };

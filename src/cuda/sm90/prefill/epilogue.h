@@ -1,0 +1,90 @@
+// From accumulators to global memory: division by the sum, V scale, conversion, TMA store, lse.
+#pragma once
+
+#include <cstdint>
+#include <cuda/ptx>
+
+#include "cuda/sm90/ptx/half2.h"
+#include "cuda/sm90/ptx/matrix.h"
+#include "cuda/sm90/ptx/warpgroup.h"
+#include "cuda/sm90/prefill/params.h"
+#include "cuda/sm90/prefill/traits.h"
+
+namespace fp8attn::cuda {
+
+// Where one thread of a consumer warpgroup stands.
+struct ConsumerThread {
+  int consumer;  // which warpgroup
+  int warp;      // within the warpgroup
+  int lane;
+  __device__ bool leads() const { return warp == 0 && lane == 0; }
+  // Row of the warpgroup's 64 that fragment row i (0 or 1) of this thread is.
+  __device__ int row(int i) const { return 16 * warp + (lane >> 2) + 8 * i; }
+};
+
+// Scales accumulator row i by factor[i] (and by the channel's V scale) and stores the tile, rows beyond the sequence
+// clipped by TMA. kPack makes one register of two floats.
+template <class Traits, uint32_t (*kPack)(float, float), int kRegisters>
+__device__ __forceinline__ void stage_output(float (&value)[kRegisters], const float (&factor)[2], uint32_t tile,
+                                             const ConsumerThread& thread) {
+  using Tile = typename Traits::OutTile;
+  const int row = 16 * thread.warp + (thread.lane & 15);
+#pragma unroll
+  for (int j = 0; j < Traits::kHeadDimV / 8; j += 2) {
+    uint32_t tiles[4];  // rows 0..7 and 8..15 of channels 8 j, then of channels 8 j + 8
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      const int r = 4 * (j + (x >> 1)) + 2 * (x & 1);
+      tiles[x] = kPack(value[r] * factor[x & 1], value[r + 1] * factor[x & 1]);
+    }
+    ptx::stmatrix_x4(tile + Tile::offset(row, j + (thread.lane >> 4)), tiles);
+  }
+}
+
+template <class Traits, int kRegisters>
+__device__ __forceinline__ void store_output(typename Traits::Shared& shared, const PrefillMaps& maps,
+                                             const PrefillParams& params, const TileCoordinates& coordinates,
+                                             float (&value)[kRegisters], const float (&factor)[2],
+                                             const ConsumerThread& thread) {
+  using Tile = typename Traits::OutTile;
+  // The warpgroup's own 128 threads meet at barrier 1 + consumer: first when the previous tile's store has read the
+  // staging buffer (its leader waits for that), then when all have written it.
+  const int barrier = 1 + thread.consumer;
+  uint8_t* staging = shared.out[thread.consumer];
+  if (thread.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+  ptx::named_barrier_sync<128>(barrier);
+  if (params.out_is_fp16) {
+    stage_output<Traits, ElementFP16::pack>(value, factor, ptx::shared_address(staging), thread);
+  } else {
+    stage_output<Traits, ElementBF16::pack>(value, factor, ptx::shared_address(staging), thread);
+  }
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  ptx::named_barrier_sync<128>(barrier);
+  const int first_row = coordinates.query_tile * Traits::kTileM + thread.consumer * Traits::kWarpgroupM;
+  if (thread.leads() && first_row < params.mask.query_length) {
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const int32_t at[4] = {chunk * Tile::kChunkBytes / 2, coordinates.head, first_row, coordinates.batch};
+      ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
+                                        staging + chunk * Tile::kRows * Tile::kChunkBytes);
+    }
+    ::cuda::ptx::cp_async_bulk_commit_group();
+  }
+}
+
+// v scale per channel, where there is one.
+template <int kRegisters>
+__device__ __forceinline__ void scale_channels(float (&value)[kRegisters], const ScaleView& scale, int batch, int head,
+                                               int lane) {
+#pragma unroll
+  for (int j = 0; j < kRegisters / 4; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float factor = scale.at(batch, head, 8 * j + 2 * (lane & 3) + c);
+      value[4 * j + c] *= factor;
+      value[4 * j + 2 + c] *= factor;
+    }
+  }
+}
+
+}  // namespace fp8attn::cuda

@@ -1,0 +1,108 @@
+// Host side of the prefill kernel: tensor maps, arguments, grid.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/launch/check.h"
+#include "cuda/launch/device.h"
+#include "cuda/launch/tensor_map.h"
+#include "cuda/sm90/prefill/kernel.h"
+#include "fp8attn/prefill.h"
+
+namespace fp8attn::cuda {
+
+// The strides of a scale of q or k ([], [1], [h], [b, h], [b, s, h]) or of v ([], [1], [h], [b, h], [b, h, d]).
+inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_is_last) {
+  if (!scale) return {};
+  ScaleView view{.data = static_cast<const float*>(scale->data)};
+  const auto stride = [&](int dim) { return scale->shape[dim] == 1 ? 0 : scale->strides[dim]; };
+  switch (scale->rank) {
+    case 1: view.head_stride = stride(0); break;
+    case 2:
+      view.batch_stride = stride(0);
+      view.head_stride = stride(1);
+      break;
+    case 3:
+      view.batch_stride = stride(0);
+      view.head_stride = stride(inner_is_last ? 1 : 2);
+      view.inner_stride = stride(inner_is_last ? 2 : 1);
+      break;
+    default: break;
+  }
+  return view;
+}
+
+// Under a causal mask tiles of many heads are taken together, longest first, so that CTAs end together; but no more
+// heads than whose keys and values stay in half of the L2 cache, which all of them walk through.
+inline TileOrder tile_order(const PrefillProblem& problem, int tile_m, int l2_bytes) {
+  const std::int64_t query_length = problem.q.shape[1], key_length = problem.k.shape[1];
+  TileOrder order;
+  order.query_tiles = static_cast<int>((query_length + tile_m - 1) / tile_m);
+  order.heads = static_cast<int>(problem.q.shape[2]);
+  order.pairs = static_cast<int>(problem.q.shape[0] * problem.q.shape[2]);
+  order.pairs_per_section = 1;
+  if (problem.causal) {
+    const std::int64_t bytes = key_length * (problem.k.shape[3] + problem.out.shape[3]) * size_of(problem.k.dtype);
+    const std::int64_t group = problem.q.shape[2] / problem.k.shape[2];
+    const std::int64_t fitting = std::max<std::int64_t>(1, l2_bytes / 2 / std::max<std::int64_t>(bytes, 1)) * group;
+    order.pairs_per_section = static_cast<int>(std::min<std::int64_t>(fitting, order.pairs));
+  }
+  return order;
+}
+
+template <class Traits>
+PrefillMaps tensor_maps(const PrefillProblem& problem) {
+  constexpr std::uint32_t kChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
+  constexpr std::uint32_t kOutChunk = Traits::OutTile::kChunkBytes / 2;
+  PrefillMaps maps;
+  maps.query = make_tensor_map(problem.q, {kChunk, 1, Traits::kWarpgroupM, 1}, "q");
+  maps.out = make_tensor_map(problem.out, {kOutChunk, 1, Traits::kWarpgroupM, 1}, "out");
+  if (problem.k.shape[1] == 0) {  // no key: the maps of k and v are never used, and a map cannot be empty
+    maps.key = maps.value = maps.query;
+    return maps;
+  }
+  maps.key = make_tensor_map(problem.k, {kChunk, 1, Traits::kTileN, 1}, "k");
+  if constexpr (Traits::kVLayout == VLayout::kPacked) {
+    maps.value = make_tensor_map(problem.v, {Traits::kTileN, Traits::kHeadDimV, 1, 1}, "v");
+  } else {
+    maps.value = make_tensor_map(problem.v, {kChunk, 1, Traits::kTileN, 1}, "v");
+  }
+  return maps;
+}
+
+template <class Traits>
+void launch_prefill(const PrefillProblem& problem, Stream stream) {
+  if (problem.out.count() == 0) return;
+  const int device = problem.q.device.index;
+  const DeviceGuard guard(device, "prefill");
+
+  PrefillParams params{};
+  params.mask = {static_cast<int>(problem.q.shape[1]), static_cast<int>(problem.k.shape[1]), problem.causal};
+  params.order = tile_order(problem, Traits::kTileM, l2_bytes(device));
+  params.queries_per_kv = static_cast<int>(problem.q.shape[2] / problem.k.shape[2]);
+  const double softmax_scale =
+      problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(Traits::kHeadDimQk));
+  params.softmax_scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
+  params.q_scale = scale_view(problem.q_scale, false);
+  params.k_scale = scale_view(problem.k_scale, false);
+  params.v_scale = scale_view(problem.v_scale, true);
+  if (problem.lse) {
+    params.lse = static_cast<float*>(problem.lse->data);
+    params.lse_batch_stride = problem.lse->strides[0];
+    params.lse_head_stride = problem.lse->strides[1];
+    params.lse_row_stride = problem.lse->strides[2];
+  }
+  params.out_is_fp16 = problem.out.dtype == DType::kFP16;
+
+  const auto kernel = prefill_kernel<Traits>;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), "prefill",
+        "cudaFuncSetAttribute");
+  const int grid = std::min(params.order.count(), multiprocessor_count(device));
+  kernel<<<grid, Traits::kThreads, Traits::kSharedBytes, stream>>>(tensor_maps<Traits>(problem), params);
+  check(cudaGetLastError(), "prefill", "kernel launch");
+}
+
+}  // namespace fp8attn::cuda

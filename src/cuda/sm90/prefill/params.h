@@ -1,0 +1,38 @@
+// Arguments of the prefill kernel.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "api/mask.h"
+#include "cuda/sm90/tile/scheduler.h"
+
+namespace fp8attn::cuda {
+
+// A scale tensor, or none (nullptr: 1). Strides in elements, 0 along what shares a scale.
+struct ScaleView {
+  const float* data = nullptr;
+  int64_t batch_stride = 0, head_stride = 0, inner_stride = 0;  // inner: token (q) or channel (v)
+
+  __device__ float at(int batch, int head, int inner = 0) const {
+    return data == nullptr ? 1.0f : __ldg(data + batch * batch_stride + head * head_stride + inner * inner_stride);
+  }
+};
+
+struct PrefillMaps {
+  CUtensorMap query, key, value, out;  // dims: channel, head, token, batch; a packed value: token, channel, head, batch
+};
+
+struct PrefillParams {
+  Mask mask;
+  TileOrder order;
+  int queries_per_kv;  // query heads that share a key head
+  float softmax_scale_log2;  // softmax scale * log2(e)
+  ScaleView q_scale, k_scale, v_scale;
+  float* lse;  // nullptr: not wanted
+  int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
+  bool out_is_fp16;  // else bf16
+};
+
+}  // namespace fp8attn::cuda

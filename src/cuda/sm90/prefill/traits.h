@@ -1,0 +1,93 @@
+// Compile-time shape of a prefill kernel: element type, head dims, V layout, form of P, and the shared memory that
+// follows from them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/sm90/ptx/half2.h"
+#include "cuda/sm90/tile/pipeline.h"
+#include "cuda/sm90/tile/probability.h"
+#include "cuda/sm90/tile/shared_tile.h"
+#include "fp8attn/prefill.h"
+
+namespace fp8attn::cuda {
+
+struct ElementE4M3 {
+  static constexpr DType kDType = DType::kE4M3;
+  static constexpr int kBytes = 1;
+};
+struct ElementBF16 {
+  static constexpr DType kDType = DType::kBF16;
+  static constexpr int kBytes = 2;
+  __device__ static uint32_t pack(float low, float high) { return ptx::bfloat162_from_floats(low, high); }
+};
+struct ElementFP16 {
+  static constexpr DType kDType = DType::kFP16;
+  static constexpr int kBytes = 2;
+  __device__ static uint32_t pack(float low, float high) { return ptx::half2_from_floats(low, high); }
+};
+
+template <PMode kMode>
+struct FormOf;
+template <>
+struct FormOf<PMode::kExact> {
+  using Type = ExactProbability;
+};
+template <>
+struct FormOf<PMode::kDefault> {
+  using Type = QuadraticProbability;
+};
+template <>
+struct FormOf<PMode::kFast> {
+  using Type = LinearProbability;
+};
+
+template <class Element_, int kHeadDim, VLayout kVLayout_ = VLayout::kRowMajor, PMode kPMode_ = PMode::kDefault>
+struct PrefillTraits {
+  using Element = Element_;
+  static constexpr int kHeadDimQk = kHeadDim, kHeadDimV = kHeadDim;
+  static constexpr VLayout kVLayout = kVLayout_;
+  static constexpr PMode kPMode = kPMode_;
+  static constexpr bool kIsE4M3 = Element::kDType == DType::kE4M3;
+  // 8-bit wgmma reads V only with contiguous tokens, so a row-major V is transposed on the way.
+  static constexpr bool kTransposesV = kIsE4M3 && kVLayout == VLayout::kRowMajor;
+
+  static constexpr int kWarpgroupM = 64, kConsumers = 2, kTileM = kWarpgroupM * kConsumers;  // query rows
+  static constexpr int kTileN = 128;                                                         // keys of a block
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  // 168 registers a thread at launch; what the producer gives back the consumers take. The transposition needs 40.
+  static constexpr int kProducerRegisters = kTransposesV ? 40 : 24;
+  static constexpr int kConsumerRegisters = kTransposesV ? 232 : 240;
+
+  // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
+  static constexpr int kOnesRows = 8;
+
+  using QueryTile = SharedTile<kWarpgroupM, kHeadDimQk * Element::kBytes>;
+  using KeyTile = SharedTile<kTileN, kHeadDimQk * Element::kBytes>;
+  using RowMajorValueTile = SharedTile<kTileN, kHeadDimV * Element::kBytes>;           // [token][channel]
+  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kTileN>;                    // [channel][token]
+  using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
+  using OutTile = SharedTile<kWarpgroupM, kHeadDimV * 2>;
+
+  static constexpr int kStages = kIsE4M3 ? (kTransposesV ? 3 : 4) : (kHeadDim == 64 ? 4 : 2);
+  static constexpr int kRawStages = kTransposesV ? 2 : 0;
+
+  struct Shared {
+    alignas(1024) uint8_t query[kConsumers][QueryTile::kBytes];
+    alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
+    alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
+    alignas(1024) uint8_t raw_value[std::max(kRawStages, 1)][kTransposesV ? RowMajorValueTile::kBytes : 16];
+    alignas(1024) uint8_t out[kConsumers][OutTile::kBytes];
+    RingBarriers<1> query_ring[kConsumers];  // TMA -> one consumer warpgroup
+    RingBarriers<kStages> key_ring;          // TMA -> both consumer warpgroups
+    RingBarriers<kStages> value_ring;        // TMA or the transposing warps -> both consumer warpgroups
+    RingBarriers<std::max(kRawStages, 1)> raw_ring;  // TMA -> the transposing warps
+  };
+  // Dynamic shared memory is aligned to 1024 bytes by hand.
+  static constexpr int kSharedBytes = sizeof(Shared) + 1024;
+  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");
+};
+
+}  // namespace fp8attn::cuda

@@ -1,0 +1,24 @@
+// Register budgets and named barriers of warpgroups.
+#pragma once
+
+#include <cstdint>
+
+namespace fp8attn::cuda::ptx {
+
+template <int kRegisters>
+__device__ __forceinline__ void release_registers_down_to() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void acquire_registers_up_to() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// Waits until kThreads threads have arrived at named barrier `id` (0 is __syncthreads).
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_sync(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
+}  // namespace fp8attn::cuda::ptx

@@ -1,0 +1,70 @@
+// Online softmax over scores in float32, for 16-bit probabilities.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/ptx/half2.h"
+
+namespace fp8attn::cuda {
+
+// As SoftmaxHalf, for a 64 x 128 float accumulator: register 4 j + 2 i + c holds column 8 j + 2 (lane % 4) + c of row i.
+// The probabilities lie as the A operand of eight k16 products. Pack makes one register of two floats.
+template <class Pack>
+class SoftmaxFloat {
+ public:
+  __device__ void reset(const float (&multiplier)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      multiplier_[i] = multiplier[i];
+      maximum_[i] = -INFINITY;
+      sum_[i] = 0.0f;
+    }
+  }
+
+  __device__ void update(float (&scores)[1][64], uint32_t (&probabilities)[1][32], float (&rescale)[2]) {
+    float bias[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float maximum = scores[0][2 * i];
+#pragma unroll
+      for (int j = 0; j < 16; ++j) maximum = fmaxf(maximum, fmaxf(scores[0][4 * j + 2 * i], scores[0][4 * j + 2 * i + 1]));
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 1));
+      maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 2));
+      maximum = fmaxf(maximum_[i], maximum);
+      // A row that sees no key yet: any finite bias gives 2^-infinity = 0.
+      const float used = maximum == -INFINITY ? 0.0f : maximum;
+      rescale[i] = ptx::exp2_float((maximum_[i] - used) * multiplier_[i]);
+      maximum_[i] = maximum;
+      bias[i] = -used * multiplier_[i];
+    }
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float low = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i], multiplier_[i], bias[i]));
+        const float high = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i + 1], multiplier_[i], bias[i]));
+        sum[i] += low + high;
+        probabilities[0][2 * j + i] = Pack::pack(low, high);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) sum_[i] = fmaf(sum_[i], rescale[i], sum[i]);
+  }
+
+  // The sum of row i's probabilities, relative to its maximum.
+  __device__ float sum(int i) const {
+    float total = sum_[i];
+    total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+    return total + __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+  }
+
+  __device__ float log2_sum(int i, float stored_sum) const { return log2f(stored_sum) + maximum_[i] * multiplier_[i]; }
+
+ private:
+  float multiplier_[2];  // from a score to octaves
+  float maximum_[2];
+  float sum_[2];
+};
+
+}  // namespace fp8attn::cuda
