@@ -1,17 +1,25 @@
 #include "fp8attn/prefill.h"
 
+#include <algorithm>
+
 #include "api/dispatch.h"
 #include "api/validate.h"
 
 namespace fp8attn {
 namespace {
 
+// Whether nothing is wrong with the shapes that have the head dims.
+bool knows_head_dims(const std::vector<Reason>& reasons) {
+  return std::ranges::none_of(
+      reasons, [](const Reason& reason) { return reason.argument == "q.shape" || reason.argument == "v.shape"; });
+}
+
 Selection check(const PrefillProblem& problem) {
   Selection selection;
   selection.reasons = validate(problem);
   if (auto reason = device_reason("q.device", problem.q.device)) {
     selection.reasons.push_back(*std::move(reason));
-  } else if (problem.q.rank == 4 && problem.v.rank == 4) {
+  } else if (knows_head_dims(selection.reasons)) {
     const Selection found = select_variant(problem, prefill_variants());
     selection.variant = found.variant;
     selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());

@@ -90,7 +90,7 @@ void check_value_shape(std::vector<Reason>& reasons, const PrefillProblem& probl
   const TensorView& v = problem.v;
   const bool packed = problem.v_layout == VLayout::kPacked;
   const std::int64_t positions = n.s_kv == kAnyDim ? kAnyDim : packed_length(n.s_kv);
-  const bool usable =
+  const bool fits =
       packed
           ? check_shape(reasons, "v", v,
                         {{n.b, n.h_kv, kAnyDim, positions},
@@ -98,7 +98,7 @@ void check_value_shape(std::vector<Reason>& reasons, const PrefillProblem& probl
                          {{"q", problem.q}, {"k", problem.k}}})
           : check_shape(reasons, "v", v,
                         {{n.b, n.s_kv, n.h_kv, kAnyDim}, "[b, s_kv, h_kv, d_v]", {{"q", problem.q}, {"k", problem.k}}});
-  if (!usable) return;
+  if (!fits) return;
   n.d_v = v.shape[packed ? 2 : 3];
   check_channels(reasons, "v", v, n.d_v);
 }

@@ -119,8 +119,9 @@ bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorVie
     complain(fmt::format("dims from 0 to {} in {}", kMaxDim, expected.meaning));
     return false;
   }
-  if (!fits(view, wanted)) complain(fmt::format("{}, which is {}", shape_text(wanted), expected.meaning));
-  return true;
+  if (fits(view, wanted)) return true;
+  complain(fmt::format("{}, which is {}", shape_text(wanted), expected.meaning));
+  return false;
 }
 
 void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,8 @@ namespace fp8attn {
 // The largest accepted dim: kernels count tokens in 32 bits and round up to whole tiles.
 inline constexpr std::int64_t kMaxDim = 0x7FFFFFFF - 1024;
 
-// In an expected shape: any size.
-inline constexpr std::int64_t kAnyDim = -1;
+// In an expected shape: any size. A value that no caller's dim has by accident.
+inline constexpr std::int64_t kAnyDim = std::numeric_limits<std::int64_t>::min();
 
 // What a view's memory has to look like.
 struct MemoryRules {
@@ -42,8 +43,8 @@ struct ExpectedShape {
   std::initializer_list<NamedView> given = {};  // the arguments that decide the dims
 };
 
-// Rank, range of each dim, and the expected dims. Returns whether rank and ranges are right, so that the dims can be
-// used for further checks.
+// Rank, range of each dim, and the expected dims. Returns whether all is right: a misfit should decide nothing about
+// other arguments, so that one mistake gives one reason.
 bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected);
 
 void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view,
