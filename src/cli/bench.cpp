@@ -1,0 +1,245 @@
+// `fp8attn bench`: time and error over the shapes of a file of cases.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "cli/bench_cases.h"
+#include "cli/bench_data.h"
+#include "cli/bench_timing.h"
+#include "cli/commands.h"
+#include "cli/common_options.h"
+#include "cli/cublaslt.h"
+#include "cli/errors.h"
+#include "cli/format.h"
+#include "cli/output_file.h"
+#include "cli/progress.h"
+#include "cli/yardstick.h"
+#include "fp8attn_commit.h"
+
+namespace fp8attn::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kWarmMs = 60, kTimedMs = 120;  // of the yardstick and of cuBLASLt
+
+struct Options {
+  std::string cases, filter, device, arithmetic, json;
+};
+
+struct Measurement {
+  Timing timing;
+  double rel_l2 = 0;
+};
+
+double tflops(const BenchCase& item, double milliseconds) { return item.flop() / milliseconds * 1e-9; }
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
+  return text;
+}
+
+// Tensors and exact attention of the case before, which the next one often shares.
+class Inputs {
+ public:
+  const Layer& layer(const BenchCase& item) {
+    if (tensors_ != item.tensors()) {
+      tensors_ = item.tensors();
+      layer_ = random_layer(item);
+      mask_.reset();
+    }
+    return layer_;
+  }
+  // A few rows: exact attention of all would take longer than the benchmark.
+  const Reference& exact(const BenchCase& item, const AttentionOptions& options) {
+    layer(item);
+    if (mask_ != item.causal) {
+      exact_ = exact_attention(layer_, options, sample_rows(item.seqlen_q, 64, 8, 4));
+      mask_ = item.causal;
+    }
+    return exact_;
+  }
+
+ private:
+  std::string tensors_;
+  Layer layer_;
+  std::optional<bool> mask_;
+  Reference exact_;
+};
+
+// The run of one command: where it measures and where it reports.
+class Bench {
+ public:
+  Bench(const Options& options, AttentionOptions attention, std::vector<BenchCase> cases)
+      : attention_(attention), cases_(std::move(cases)), text_(options.json == "-" ? stderr : stdout) {
+    if (!options.json.empty() && options.json != "-") file_ = std::make_unique<OutputFile>("--json", options.json);
+    for (const BenchCase& item : cases_) name_width_ = std::max(name_width_, item.name().size());
+  }
+
+  void run() {
+    Progress progress("bench", cases_.size());
+    fmt::print(text_, "device  {}\ncommit  {}\n", device(), kFp8attnCommit);
+    if (on_cuda()) print_yardsticks();
+    fmt::print(text_, "\n{:<{}}  {:>9}  {:>9}  {:>8}  {:>8}  {:>7}  {:>6}  {:>8}\n", "", name_width_, "burst",
+               "sustained", "burst", "sustained", "", "sust.", "");
+    fmt::print(text_, "{:<{}}  {:>9}  {:>9}  {:>8}  {:>8}  {:>7}  {:>6}  {:>8}\n", "case", name_width_, "ms", "ms",
+               "TFLOP/s", "TFLOP/s", "GB/s", "/ Y", "rel L2");
+    std::size_t left_out = 0;
+    for (const BenchCase& item : cases_) {
+      progress.step(item.name());
+      if (!run_case(item, &progress)) ++left_out;
+    }
+    if (on_cuda()) fmt::print(text_, "\nY after the run: {:.0f} TFLOP/s\n", yardstick());
+    if (left_out != 0) fmt::print(text_, "{} of {} cases cannot run here\n", left_out, cases_.size());
+    if (text_ == stderr) fmt::print("{}\n", rows_.dump(2));
+    if (file_) file_->write(rows_.dump(2) + '\n');
+  }
+
+ private:
+  bool on_cuda() const { return attention_.device.kind == DeviceKind::kCuda; }
+
+  std::string device() const {
+    const std::string name = device_name(attention_.device);
+    return on_cuda() ? name : fmt::format("{}, {}", name, name_of(attention_.arithmetic));
+  }
+
+  double yardstick() const { return measure_yardstick_tflops(attention_.device.index, kWarmMs, kTimedMs); }
+
+  void print_yardsticks() {
+    yardstick_ = yardstick();
+    fmt::print(text_, "Y       {:.0f} TFLOP/s (tensor-only e4m3 loop, sustained)\n", *yardstick_);
+    const CublasLtResult library = measure_cublaslt_tflops(attention_.device.index, kWarmMs, kTimedMs);
+    if (library.problem.empty()) {
+      fmt::print(text_, "        {:.0f} TFLOP/s (cuBLASLt, e4m3, 8192 x 8192 x 8192, sustained)\n", library.tflops);
+    } else {
+      fmt::print(text_, "        cuBLASLt not present: {}\n", library.problem);
+    }
+  }
+
+  // False where no kernel takes the case.
+  bool run_case(const BenchCase& item, Progress* progress) {
+    AttentionOptions options = attention_;
+    options.causal = item.causal;
+    options.v_layout = item.v_layout;
+    options.p_mode = item.p_mode;
+    Attention attention(inputs_.layer(item), nullptr, options);
+    if (const Support support = attention.support(); !support) {
+      progress->note(fmt::format("cannot run {}: {}", item.name(), fmt::join(support.reasons, "; ")));
+      return false;
+    }
+    attention.allocate_workspace();
+    Measurement measured;
+    measured.timing = measure(options.device, [&] { attention.launch(); });
+    measured.rel_l2 = errors_of(inputs_.exact(item, options), attention.out(), nullptr).rel_l2;
+    rows_.push_back(row(item, measured));
+    if (file_) file_->write(rows_.dump(2) + '\n');
+    progress->clear();
+    print_row(item, measured);
+    return true;
+  }
+
+  void print_row(const BenchCase& item, const Measurement& measured) const {
+    const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
+    const double speed = tflops(item, sustained);
+    fmt::print(text_, "{:<{}}  {:>9.4f}  {:>9.4f}  {:>8.4g}  {:>8.4g}  {:>7.4g}  {:>6}  {:>8}\n", item.name(),
+               name_width_, burst, sustained, tflops(item, burst), speed, item.bytes() / sustained * 1e-6,
+               yardstick_ ? fmt::format("{:.3f}", speed / *yardstick_) : "-", error_text(measured.rel_l2));
+    std::fflush(text_);
+  }
+
+  ordered_json row(const BenchCase& item, const Measurement& measured) const {
+    const auto optional = [](std::optional<double> value) { return value ? ordered_json(*value) : ordered_json(); };
+    const bool e4m3 = item.dtype == DType::kE4M3;
+    const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
+    const double speed = tflops(item, sustained);
+    return {{"op", "prefill"},
+            {"backend", name_of(attention_.device.kind)},
+            {"device", device()},
+            {"commit", kFp8attnCommit},
+            {"date", utc_now()},
+            {"dtype", name_of(item.dtype)},
+            {"cache", ordered_json()},
+            {"batch", item.batch},
+            {"heads_q", item.heads_q},
+            {"heads_kv", item.heads_kv},
+            {"seqlen_q", item.seqlen_q},
+            {"seqlen_kv", item.seqlen_kv},
+            {"head_dim_qk", item.head_dim_qk},
+            {"head_dim_v", item.head_dim_v},
+            {"causal", item.causal},
+            {"v_layout", name_of(item.v_layout)},
+            {"p_mode", e4m3 ? ordered_json(name_of(item.p_mode)) : ordered_json()},
+            {"burst_ms", burst},
+            {"sustained_ms", sustained},
+            {"burst_tflops", tflops(item, burst)},
+            {"sustained_tflops", speed},
+            {"gbps", item.bytes() / sustained * 1e-6},
+            {"yardstick_tflops", optional(yardstick_)},
+            {"ratio", yardstick_ ? ordered_json(speed / *yardstick_) : ordered_json()},
+            {"rel_l2", measured.rel_l2}};
+  }
+
+  AttentionOptions attention_;
+  std::vector<BenchCase> cases_;
+  std::FILE* text_;
+  std::unique_ptr<OutputFile> file_;
+  std::size_t name_width_ = 4;
+  std::optional<double> yardstick_;
+  Inputs inputs_;
+  ordered_json rows_ = ordered_json::array();
+};
+
+std::vector<BenchCase> chosen_cases(const Options& options, Device device) {
+  const std::string fallback = device.kind == DeviceKind::kCuda ? "quick" : "cpu";
+  std::vector<BenchCase> cases = load_cases(options.cases.empty() ? fallback : options.cases);
+  if (options.filter.empty()) return cases;
+  std::vector<BenchCase> chosen;
+  try {
+    const std::regex pattern(options.filter);
+    for (const BenchCase& item : cases) {
+      if (std::regex_search(item.name(), pattern)) chosen.push_back(item);
+    }
+  } catch (const std::regex_error& error) {
+    throw usage_error("--filter", fmt::format("'{}' ({})", options.filter, error.what()), "a regular expression");
+  }
+  if (chosen.empty()) {
+    throw usage_error("--filter", fmt::format("'{}', which matches no case", options.filter),
+                      fmt::format("part of a name such as '{}'", cases.empty() ? "" : cases.front().name()));
+  }
+  return chosen;
+}
+
+void run_bench(const Options& options) {
+  AttentionOptions attention;
+  attention.device = parse_device(options.device);
+  attention.arithmetic = options.arithmetic.empty() ? CpuArithmetic::kFloat32 : parse_arithmetic(options.arithmetic);
+  Bench(options, attention, chosen_cases(options, attention.device)).run();
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, std::function<void()>* run) {
+  auto* command = program.add_subcommand("bench", "Time and error over many shapes, beside what the device can do");
+  auto options = std::make_shared<Options>();
+  command->add_option("--cases", options->cases,
+                      "prefill, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
+  command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
+  command->add_option("--device", options->device, "cpu, cuda or cuda:N (default: the first usable GPU, else the CPU)");
+  command->add_option("--arithmetic", options->arithmetic,
+                      "Of the CPU: float32 (default), float64, emulated, emulated13");
+  command->add_option("--json", options->json,
+                      "Write the rows as a JSON array to this file, or to - (standard output)");
+  command->callback([options, run] { *run = [options] { run_bench(*options); }; });
+}
+
+}  // namespace fp8attn::cli

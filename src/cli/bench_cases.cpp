@@ -1,0 +1,178 @@
+#include "cli/bench_cases.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "builtin_cases.h"
+#include "cli/errors.h"
+#include "cli/recipe.h"
+
+namespace fp8attn::cli {
+namespace {
+
+using nlohmann::json;
+
+// "16", or "16/4" where the second differs.
+std::string pair_text(std::int64_t first, std::int64_t second) {
+  return first == second ? fmt::format("{}", first) : fmt::format("{}/{}", first, second);
+}
+
+// In the order in which they vary: the last fastest. So cases of the same tensors are neighbours, and a run makes the
+// tensors once.
+constexpr std::array kNames = {"op",       "dtype",     "head_dim_qk", "head_dim_v", "heads_q", "hidden",   "heads_kv",
+                               "seqlen_q", "seqlen_kv", "batch",       "tokens",     "causal",  "v_layout", "p_mode"};
+
+// All combinations of the values of a group.
+std::vector<json> combinations(const std::string& place, const json& group) {
+  if (!group.is_object()) throw usage_error(place, group.dump(), "an object");
+  for (const auto& [name, value] : group.items()) {
+    if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+      throw usage_error(place, fmt::format("the name '{}'", name), fmt::format("one of {}", fmt::join(kNames, ", ")));
+    }
+  }
+  std::vector<json> result{json::object()};
+  for (const char* name : kNames) {
+    if (!group.contains(name)) continue;
+    const json values = group[name].is_array() ? group[name] : json::array({group[name]});
+    std::vector<json> longer;
+    for (const json& shorter : result) {
+      for (const json& value : values) {
+        longer.push_back(shorter);
+        longer.back()[name] = value;
+      }
+    }
+    result = std::move(longer);
+  }
+  return result;
+}
+
+// One combination.
+class CaseParser {
+ public:
+  CaseParser(const std::string& place, const json& values) : place_(place), values_(values) {}
+
+  BenchCase parse() const {
+    require_one_of("heads_q", "hidden");
+    require_one_of("batch", "tokens");
+    if (string("op", "prefill") != "prefill") fail("op", "prefill");
+    BenchCase item;
+    item.dtype = dtype();
+    item.head_dim_qk = count("head_dim_qk");
+    item.head_dim_v = count("head_dim_v", item.head_dim_qk);
+    item.heads_q = values_.contains("heads_q") ? count("heads_q") : at_least_one(count("hidden") / item.head_dim_qk);
+    item.heads_kv = count("heads_kv", item.heads_q);
+    item.seqlen_q = count("seqlen_q");
+    item.seqlen_kv = count("seqlen_kv", item.seqlen_q);
+    item.batch = values_.contains("batch") ? count("batch") : at_least_one(count("tokens") / item.seqlen_q);
+    item.causal = flag("causal");
+    item.v_layout = parse_v_layout(string("v_layout", name_of(item.v_layout)));
+    item.p_mode = parse_p_mode(string("p_mode", name_of(item.p_mode)));
+    return item;
+  }
+
+ private:
+  static std::int64_t at_least_one(std::int64_t count) { return std::max<std::int64_t>(1, count); }
+
+  [[noreturn]] void fail(const char* name, const std::string& expected) const {
+    throw usage_error(fmt::format("{}: {}", place_, name), values_.contains(name) ? values_[name].dump() : "nothing",
+                      expected);
+  }
+  void require_one_of(const char* a, const char* b) const {
+    if (values_.contains(a) == values_.contains(b)) {
+      throw usage_error(place_, fmt::format("{} of {} and {}", values_.contains(a) ? "both" : "none", a, b), "one");
+    }
+  }
+  std::int64_t count(const char* name, std::int64_t fallback = 0) const {
+    if (!values_.contains(name) && fallback != 0) return fallback;
+    if (!values_.contains(name) || !values_[name].is_number_unsigned() || values_[name] == 0) {
+      fail(name, "a positive integer");
+    }
+    return values_[name].get<std::int64_t>();
+  }
+  bool flag(const char* name) const {
+    if (!values_.contains(name)) return false;
+    if (!values_[name].is_boolean()) fail(name, "true or false");
+    return values_[name].get<bool>();
+  }
+  std::string string(const char* name, const char* fallback) const {
+    if (!values_.contains(name)) return fallback;
+    if (!values_[name].is_string()) fail(name, "a string");
+    return values_[name].get<std::string>();
+  }
+  DType dtype() const {
+    for (const DType dtype : {DType::kE4M3, DType::kBF16, DType::kFP16}) {
+      if (string("dtype", "") == name_of(dtype)) return dtype;
+    }
+    fail("dtype", "one of e4m3, bf16, fp16");
+  }
+
+  const std::string& place_;
+  const json& values_;
+};
+
+std::string read_cases(const std::string& name) {
+  std::vector<const char*> names;
+  for (const auto& [builtin, text] : kBuiltinCases) {
+    if (name == builtin) return text;
+    names.push_back(builtin);
+  }
+  std::ifstream file(name);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    throw usage_error("--cases", fmt::format("'{}'", name),
+                      fmt::format("a file, or one of {}", fmt::join(names, ", ")));
+  }
+  return text.str();
+}
+
+}  // namespace
+
+double BenchCase::flop() const {
+  const double product = 2.0 * static_cast<double>(batch * heads_q) * static_cast<double>(seqlen_q) *
+                         static_cast<double>(seqlen_kv) * static_cast<double>(head_dim_qk + head_dim_v);
+  return causal ? product / 2 : product;
+}
+
+double BenchCase::bytes() const {
+  const std::int64_t inputs = seqlen_q * heads_q * head_dim_qk + seqlen_kv * heads_kv * (head_dim_qk + head_dim_v);
+  const std::int64_t outputs = seqlen_q * heads_q * head_dim_v;
+  return static_cast<double>(batch * (inputs * size_of(dtype) + outputs * 2));
+}
+
+std::string BenchCase::tensors() const {
+  return fmt::format("{} b{} h{} s{} d{}", name_of(dtype), batch, pair_text(heads_q, heads_kv),
+                     pair_text(seqlen_q, seqlen_kv), pair_text(head_dim_qk, head_dim_v));
+}
+
+std::string BenchCase::name() const {
+  std::string name = fmt::format("{} {}", tensors(), causal ? "causal" : "full");
+  if (dtype == DType::kE4M3) name += fmt::format(" {} {}", name_of(v_layout), name_of(p_mode));
+  return name;
+}
+
+std::vector<BenchCase> load_cases(const std::string& name) {
+  json file;
+  try {
+    file = json::parse(read_cases(name));
+  } catch (const json::exception& error) {
+    throw usage_error(name, fmt::format("text that is not JSON ({})", error.what()), "a file of cases");
+  }
+  if (!file.is_object() || !file.contains("groups") || !file["groups"].is_array()) {
+    throw usage_error(name, "no array 'groups'", "{\"groups\": [...]}");
+  }
+  std::vector<BenchCase> cases;
+  for (std::size_t i = 0; i < file["groups"].size(); ++i) {
+    const std::string place = fmt::format("{}: groups[{}]", name, i);
+    for (const json& values : combinations(place, file["groups"][i]))
+      cases.push_back(CaseParser(place, values).parse());
+  }
+  return cases;
+}
+
+}  // namespace fp8attn::cli

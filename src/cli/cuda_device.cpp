@@ -1,0 +1,73 @@
+#include "cli/cuda_device.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <stdexcept>
+
+namespace fp8attn::cli {
+namespace {
+
+void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) throw std::runtime_error(fmt::format("{}: {}", call, cudaGetErrorString(status)));
+}
+
+void use(int device) { check(cudaSetDevice(device), "cudaSetDevice"); }
+
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "cudaEventCreate"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record() { check(cudaEventRecord(event_), "cudaEventRecord"); }
+  float milliseconds_since(const Event& start) {
+    check(cudaEventSynchronize(event_), "cudaEventSynchronize");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, start.event_, event_), "cudaEventElapsedTime");
+    return milliseconds;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+}  // namespace
+
+void* cuda_allocate(int device, std::size_t bytes) {
+  use(device);
+  void* memory = nullptr;
+  if (bytes != 0) check(cudaMalloc(&memory, bytes), "cudaMalloc");
+  return memory;
+}
+
+void cuda_free(int device, void* memory) noexcept {
+  if (memory == nullptr || cudaSetDevice(device) != cudaSuccess) return;
+  cudaFree(memory);
+}
+
+void cuda_copy_to_device(int device, void* destination, const void* source, std::size_t bytes) {
+  use(device);
+  check(cudaMemcpy(destination, source, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+}
+
+void cuda_copy_to_host(int device, void* destination, const void* source, std::size_t bytes) {
+  use(device);
+  check(cudaMemcpy(destination, source, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+}
+
+void cuda_synchronize(int device) {
+  use(device);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+double cuda_time_ms(int device, int count, const std::function<void()>& launch) {
+  use(device);
+  Event start, stop;
+  start.record();
+  for (int i = 0; i < count; ++i) launch();
+  stop.record();
+  return stop.milliseconds_since(start);
+}
+
+}  // namespace fp8attn::cli

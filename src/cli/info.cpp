@@ -1,0 +1,148 @@
+// `fp8attn info`: what this build and this machine can do.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "api/variants.h"
+#include "cli/commands.h"
+#include "cli/device.h"
+#include "cli/recipe.h"
+#include "cli/table.h"
+
+namespace fp8attn::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string dim_text(int dim) { return dim == 0 ? "any" : fmt::format("{}", dim); }
+
+// Head dims "128" or, where v has its own, "192/128".
+std::string dims_text(const PrefillVariant& variant) {
+  if (variant.head_dim_qk == variant.head_dim_v) return dim_text(variant.head_dim_qk);
+  return fmt::format("{}/{}", dim_text(variant.head_dim_qk), dim_text(variant.head_dim_v));
+}
+
+// P modes mean something where P becomes e4m3.
+const char* p_mode_text(const PrefillVariant& variant) {
+  if (variant.dtype != DType::kE4M3) return "-";
+  return variant.device == DeviceKind::kCpu ? "all" : name_of(variant.p_mode);
+}
+
+ordered_json variant_json(const PrefillVariant& variant) {
+  return {{"name", variant.name},
+          {"backend", name_of(variant.device)},
+          {"dtype", name_of(variant.dtype)},
+          {"head_dim_qk", variant.head_dim_qk},
+          {"head_dim_v", variant.head_dim_v},
+          {"v_layout", name_of(variant.v_layout)},
+          {"p_mode", p_mode_text(variant)},
+          {"left_out_by", variant.left_out_by == nullptr ? ordered_json() : ordered_json(variant.left_out_by)}};
+}
+
+void print_json() {
+  ordered_json backends = ordered_json::array(), variants = ordered_json::array(), names = ordered_json::array();
+  for (const BackendInfo& backend : list_backends()) {
+    ordered_json devices = ordered_json::array();
+    for (std::size_t i = 0; i < backend.devices.size(); ++i) {
+      devices.push_back(
+          {{"description", backend.devices[i]}, {"usable", i < backend.usable.size() && backend.usable[i]}});
+    }
+    backends.push_back({{"kind", name_of(backend.kind)},
+                        {"available", backend.available},
+                        {"detail", backend.detail},
+                        {"devices", devices}});
+  }
+  for (const PrefillVariant& variant : prefill_variants()) variants.push_back(variant_json(variant));
+  for (const Recipe& recipe : recipes()) names.push_back({{"name", recipe.name}, {"description", describe(recipe)}});
+  const ordered_json info = {{"version", version()},
+                             {"default_device", device_text(default_device())},
+                             {"backends", backends},
+                             {"prefill_variants", variants},
+                             {"recipes", names}};
+  fmt::print("{}\n", info.dump(2));
+}
+
+// Kernels that differ in head dims and forms of P only.
+struct MatrixRow {
+  DeviceKind device;
+  DType dtype;
+  VLayout v_layout;
+  std::vector<std::string> dims, p_modes;
+
+  bool same_kind(const MatrixRow& other) const {
+    return device == other.device && dtype == other.dtype && v_layout == other.v_layout;
+  }
+};
+
+// Adds `row` to the one that matches it but for `merged`, or to the end.
+void merge_into(std::vector<MatrixRow>* rows, const MatrixRow& row, std::vector<std::string> MatrixRow::*merged,
+                std::vector<std::string> MatrixRow::*same) {
+  const auto match = std::find_if(rows->begin(), rows->end(), [&](const MatrixRow& other) {
+    return other.same_kind(row) && other.*same == row.*same;
+  });
+  if (match == rows->end()) return rows->push_back(row);
+  ((*match).*merged).insert(((*match).*merged).end(), (row.*merged).begin(), (row.*merged).end());
+}
+
+// The whole table, parts left out of this build included: the same text from every build.
+void print_markdown() {
+  std::vector<MatrixRow> by_dims, rows;
+  for (const PrefillVariant& variant : prefill_variants()) {
+    const MatrixRow row{variant.device, variant.dtype, variant.v_layout, {dims_text(variant)}, {p_mode_text(variant)}};
+    merge_into(&by_dims, row, &MatrixRow::p_modes, &MatrixRow::dims);
+  }
+  for (const MatrixRow& row : by_dims) merge_into(&rows, row, &MatrixRow::dims, &MatrixRow::p_modes);
+  Table table({"backend", "dtype of q, k, v", "layout of v", "head dims (qk/v where they differ)", "forms of P"});
+  for (const MatrixRow& row : rows) {
+    table.add({row.device == DeviceKind::kCpu ? "CPU" : "CUDA, compute capability 9.0", name_of(row.dtype),
+               name_of(row.v_layout), fmt::format("{}", fmt::join(row.dims, ", ")),
+               fmt::format("{}", fmt::join(row.p_modes, ", "))});
+  }
+  fmt::print("{}", table.markdown());
+}
+
+void print_text() {
+  fmt::print("fp8attn {}\n\nBackends\n", version());
+  for (const BackendInfo& backend : list_backends()) {
+    fmt::print("  {:<5} {}{}{}\n", name_of(backend.kind), backend.available ? "available" : "not available",
+               backend.detail.empty() ? "" : ": ", backend.detail);
+    for (std::size_t i = 0; i < backend.devices.size(); ++i) {
+      const bool usable = i < backend.usable.size() && backend.usable[i];
+      fmt::print("        {}  {}{}\n", device_text({backend.kind, static_cast<int>(i)}), backend.devices[i],
+                 usable ? "" : "  (not usable: needs compute capability 9.0)");
+    }
+  }
+  fmt::print("  default device: {}\n\nPrefill kernels\n", device_text(default_device()));
+  Table table({"kernel", "backend", "dtype", "head dim", "layout of v", "P", "in this build"});
+  for (const PrefillVariant& variant : prefill_variants()) {
+    table.add({variant.name, name_of(variant.device), name_of(variant.dtype), dims_text(variant),
+               name_of(variant.v_layout), p_mode_text(variant),
+               variant.left_out_by == nullptr ? "yes" : fmt::format("no: left out by {}", variant.left_out_by)});
+  }
+  fmt::print("{}\nRecipes of attend and compare\n", table.text("  "));
+  Table names({"recipe", "what it stores"});
+  for (const Recipe& recipe : recipes()) names.add({recipe.name, describe(recipe)});
+  fmt::print("{}", names.text("  "));
+}
+
+}  // namespace
+
+void add_info(CLI::App& program, std::function<void()>* run) {
+  struct Options {
+    bool json = false, markdown = false;
+  };
+  auto* command = program.add_subcommand("info", "Backends, devices and kernels of this build and this machine");
+  auto options = std::make_shared<Options>();
+  auto* json = command->add_flag("--json", options->json, "Print JSON");
+  command->add_flag("--markdown", options->markdown, "Print the support matrix as a Markdown table")->excludes(json);
+  command->callback([options, run] {
+    *run = options->json ? print_json : options->markdown ? print_markdown : print_text;
+  });
+}
+
+}  // namespace fp8attn::cli

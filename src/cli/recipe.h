@@ -1,0 +1,37 @@
+// Named ways to quantise q, k and v and to form P.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "fp8attn/prefill.h"
+
+namespace fp8attn::cli {
+
+struct Recipe {
+  const char* name;
+  DType dtype;                         // kE4M3: quantised; kBF16, kFP16: converted where the input is something else
+  ScaleGranularity query, key, value;  // e4m3 only
+  PMode p_mode;                        // e4m3 only
+};
+
+// The recipe that `attend` uses where none is named.
+inline constexpr const char* kDefaultRecipe = "head";
+
+// The name that means: the tensors as they are in the file.
+inline constexpr const char* kNoRecipe = "none";
+
+std::span<const Recipe> recipes();
+
+// Throws Error for a name that is not in the list, which the message gives.
+const Recipe& find_recipe(const std::string& name);
+
+// "q head, k head, v channel; P exact", "bf16 throughout".
+std::string describe(const Recipe& recipe);
+
+// Values of --p-mode, --v-layout and --arithmetic. Throw Error with the accepted names.
+PMode parse_p_mode(const std::string& name);
+VLayout parse_v_layout(const std::string& name);
+CpuArithmetic parse_arithmetic(const std::string& name);
+
+}  // namespace fp8attn::cli
