@@ -1,0 +1,67 @@
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cli_test.h"
+
+namespace fp8attn::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kCases = R"({"groups":[{"dtype":["e4m3","bf16"],"batch":1,"heads_q":2,"heads_kv":1,
+    "seqlen_q":128,"head_dim_qk":64,"causal":[false,true]}]})";
+
+class BenchProgram : public CliTest {};
+
+TEST_F(BenchProgram, RowsHaveTheAgreedFields) {
+  write("cases.json", kCases);
+  const Outcome outcome = run("bench --device cpu --cases cases.json --filter 'full' --json rows.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("e4m3 b1 h2/1 s128 d64 full row-major default"), std::string::npos) << outcome.out;
+  const json rows = json::parse(read_text(path("rows.json")));
+  ASSERT_EQ(rows.size(), 2u);
+  for (const json& row : rows) {
+    std::vector<std::string> fields;
+    for (const auto& [field, value] : row.items()) fields.push_back(field);
+    std::vector<std::string> agreed = {
+        "op",     "backend",          "device",   "commit",   "date",         "dtype",        "cache",
+        "batch",  "heads_q",          "heads_kv", "seqlen_q", "seqlen_kv",    "head_dim_qk",  "head_dim_v",
+        "causal", "v_layout",         "p_mode",   "burst_ms", "sustained_ms", "burst_tflops", "sustained_tflops",
+        "gbps",   "yardstick_tflops", "ratio",    "rel_l2"};
+    std::sort(agreed.begin(), agreed.end());
+    EXPECT_EQ(fields, agreed);
+    EXPECT_EQ(row["op"], "prefill");
+    EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_EQ(row["heads_kv"], 1);
+    EXPECT_TRUE(row["yardstick_tflops"].is_null() && row["ratio"].is_null());
+    const double flop = 2.0 * 2 * 128 * 128 * (64 + 64);
+    EXPECT_NEAR(row["sustained_tflops"], flop / row["sustained_ms"].get<double>() * 1e-9, 1e-9);
+    EXPECT_NEAR(row["burst_tflops"], flop / row["burst_ms"].get<double>() * 1e-9, 1e-9);
+    EXPECT_GT(row["rel_l2"], 0);
+    EXPECT_LT(row["rel_l2"], 5e-3);  // float32 arithmetic, bf16 output
+  }
+  EXPECT_EQ(rows[0]["p_mode"], "default");
+  EXPECT_TRUE(rows[1]["p_mode"].is_null());
+}
+
+TEST_F(BenchProgram, EmulatedRowsShowTheErrorOfP) {
+  write("cases.json", kCases);
+  const Outcome outcome =
+      run("bench --device cpu --cases cases.json --filter 'e4m3.*causal' --json - --arithmetic emulated");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json rows = json::parse(outcome.out);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_GT(rows[0]["rel_l2"], 5e-3);
+  EXPECT_LT(rows[0]["rel_l2"], 2.8e-2);
+}
+
+TEST_F(BenchProgram, RefusesBadOptions) {
+  expect_refused("bench --device cpu --cases nothing", {"fp8attn: bench: --cases: got 'nothing'", "quick"});
+  expect_refused("bench --device cpu --filter zzz", {"--filter: got 'zzz'"});
+  expect_refused("bench --device cpu --filter '['", {"--filter: got '['", "regular expression"});
+  expect_refused("bench --device cpu --json no/folder/x", {"--json: got 'no/folder/x'"});
+  expect_refused("bench --device cpu --arithmetic x", {"--arithmetic"});
+}
+
+}  // namespace
+}  // namespace fp8attn::cli

@@ -1,0 +1,74 @@
+#include <set>
+
+#include "cli/bench_cases.h"
+#include "cli_test.h"
+
+namespace fp8attn::cli {
+namespace {
+
+class BenchCases : public CliTest {
+ protected:
+  std::string refusal(const std::string& text) const {
+    const std::string file = write("cases.json", text);
+    return message_of([&] { load_cases(file); });
+  }
+};
+
+TEST_F(BenchCases, BuiltInFilesAreSound) {
+  for (const char* name : {"prefill", "quick", "cpu"}) {
+    std::set<std::string> names;
+    const auto cases = load_cases(name);
+    for (const BenchCase& item : cases) names.insert(item.name());
+    EXPECT_EQ(names.size(), cases.size()) << name << " has a case twice";
+    EXPECT_FALSE(cases.empty()) << name;
+  }
+}
+
+TEST_F(BenchCases, PrefillHasTheShapesOfTheComparisons) {
+  std::set<std::string> names;
+  for (const BenchCase& item : load_cases("prefill")) {
+    names.insert(item.name());
+    EXPECT_EQ(item.heads_q * item.head_dim_qk, 2048);
+    EXPECT_EQ(item.batch * item.seqlen_q, std::max<std::int64_t>(16384, item.seqlen_q));
+  }
+  EXPECT_TRUE(names.contains("e4m3 b16 h16 s1024 d128 causal packed default"));
+  EXPECT_TRUE(names.contains("e4m3 b1 h32 s16384 d64 full row-major fast"));
+  EXPECT_TRUE(names.contains("bf16 b1 h16 s32768 d128 full"));
+}
+
+TEST_F(BenchCases, CountsOperationsAndBytes) {
+  const auto cases = load_cases(
+      write("c", R"({"groups":[{"dtype":"e4m3","batch":2,"heads_q":4,"heads_kv":1,"seqlen_q":8,"seqlen_kv":16,
+               "head_dim_qk":64,"head_dim_v":32,"causal":[false,true]}]})"));
+  ASSERT_EQ(cases.size(), 2u);
+  EXPECT_EQ(cases[0].flop(), 2.0 * 2 * 4 * 8 * 16 * (64 + 32));
+  EXPECT_EQ(cases[1].flop(), 1.0 * 2 * 4 * 8 * 16 * (64 + 32));
+  EXPECT_EQ(cases[0].bytes(), 2.0 * (8 * 4 * 64 + 16 * (64 + 32) + 2 * 8 * 4 * 32));
+  EXPECT_EQ(cases[1].name(), "e4m3 b2 h4/1 s8/16 d64/32 causal row-major default");
+}
+
+TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
+  const std::string rest = R"("dtype":"e4m3","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64)";
+  EXPECT_EQ(refusal(R"({"groups":[{)" + rest + "}]}"), "");
+  const std::pair<std::string, const char*> cases[] = {
+      {"{", "not JSON"},
+      {"[]", "groups"},
+      {R"({"groups":[1]})", "groups[0]"},
+      {R"({"groups":[{)" + rest + R"(,"colour":1}]})", "'colour'"},
+      {R"({"groups":[{)" + rest + R"(,"tokens":16}]})", "both of batch and tokens"},
+      {R"({"groups":[{)" + rest + R"(,"seqlen_kv":0}]})", "a positive integer"},
+      {R"({"groups":[{)" + rest + R"(,"seqlen_kv":"8"}]})", "a positive integer"},
+      {R"({"groups":[{)" + rest + R"(,"causal":1}]})", "true or false"},
+      {R"({"groups":[{)" + rest + R"(,"v_layout":"blocked"}]})", "row-major, packed"},
+      {R"({"groups":[{)" + rest + R"(,"op":"decode"}]})", "prefill"},
+      {R"({"groups":[{"dtype":"f64","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64}]})", "e4m3, bf16, fp16"},
+      {R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":1,"head_dim_qk":64}]})", "seqlen_q"},
+  };
+  for (const auto& [text, part] : cases) {
+    EXPECT_NE(refusal(text).find(part), std::string::npos) << text << "\nsays: " << refusal(text);
+  }
+  EXPECT_NE(message_of([] { load_cases("nothing"); }).find("cpu, prefill, quick"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp8attn::cli
