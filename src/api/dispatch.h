@@ -16,11 +16,12 @@ namespace fp8attn {
 std::optional<Reason> device_reason(const char* argument, Device device);
 
 struct Selection {
-  const PrefillVariant* variant = nullptr;  // null where there are reasons
+  const PrefillVariant* variant = nullptr;
   std::vector<Reason> reasons;
 };
 
-// The row for the problem's device, dtype, head dims, V layout and p_mode. q and v have rank 4.
+// The row for the problem's device, dtype, head dims, V layout and p_mode, else why there is none. Neither where the
+// table has no row for the kind of device at all: device_reason() says that. q and v have rank 4.
 Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> rows);
 
 }  // namespace fp8attn

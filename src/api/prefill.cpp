@@ -17,9 +17,8 @@ bool knows_head_dims(const std::vector<Reason>& reasons) {
 Selection check(const PrefillProblem& problem) {
   Selection selection;
   selection.reasons = validate(problem);
-  if (auto reason = device_reason("q.device", problem.q.device)) {
-    selection.reasons.push_back(*std::move(reason));
-  } else if (knows_head_dims(selection.reasons)) {
+  if (auto reason = device_reason("q.device", problem.q.device)) selection.reasons.push_back(*std::move(reason));
+  if (knows_head_dims(selection.reasons)) {
     const Selection found = select_variant(problem, prefill_variants());
     selection.variant = found.variant;
     selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());

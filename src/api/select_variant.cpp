@@ -10,6 +10,14 @@ namespace {
 
 using Rows = std::vector<const PrefillVariant*>;
 
+Rows rows_of(DeviceKind device, std::span<const PrefillVariant> table) {
+  Rows rows;
+  for (const PrefillVariant& row : table) {
+    if (row.device == device) rows.push_back(&row);
+  }
+  return rows;
+}
+
 Rows keep(const Rows& rows, auto predicate) {
   Rows kept;
   std::ranges::copy_if(rows, std::back_inserter(kept), [&](const PrefillVariant* row) { return predicate(*row); });
@@ -43,12 +51,8 @@ struct Wanted {
   }
 };
 
-// Why no row fits: narrows the table down, one property after the other, to the first that nothing has.
-Reason explain(const Wanted& wanted, std::span<const PrefillVariant> table) {
-  Rows rows;
-  for (const PrefillVariant& row : table) {
-    if (row.device == wanted.device) rows.push_back(&row);
-  }
+// Why none of the device's rows fits: narrows them down, one property after the other, to the first that nothing has.
+Reason explain(const Wanted& wanted, const Rows& rows) {
   const std::string where = fmt::format("{} on {}", name_of(wanted.dtype), name_of(wanted.device));
 
   const Rows same_dtype = keep(rows, [&](const auto& row) { return wanted.dtype_fits(row); });
@@ -83,7 +87,10 @@ Selection select_variant(const PrefillProblem& problem, std::span<const PrefillV
     return wanted.dtype_fits(candidate) && wanted.layout_fits(candidate) && wanted.head_dims_fit(candidate) &&
            wanted.mode_fits(candidate);
   });
-  if (row == table.end()) return {nullptr, {explain(wanted, table)}};
+  if (row == table.end()) {
+    const Rows rows = rows_of(wanted.device, table);
+    return rows.empty() ? Selection{} : Selection{nullptr, {explain(wanted, rows)}};
+  }
   if (row->left_out_by != nullptr) {
     return {nullptr,
             {{"variant", fmt::format("{}, left out of this build", row->name),
