@@ -1,0 +1,26 @@
+// The prefill tests of both backends: one table, registered for one device.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "prefill_case.h"
+#include "test_device.h"
+
+namespace fp8attn::test {
+
+// The device that a test runs on, made when the test starts. Null skips the test.
+using DeviceMaker = std::function<std::unique_ptr<TestDevice>()>;
+
+// Cases that are compared with the reference on a device, by class.
+std::vector<PrefillCase> reference_cases(DeviceKind device);
+
+// The same inputs with every p_mode (e4m3) and, on the CPU, every arithmetic.
+std::vector<PrefillCase> forms_of(PrefillCase test, DeviceKind device);
+
+// Registers every prefill test that the device is to pass, in the suite `suite`. Call before RUN_ALL_TESTS, or as the
+// initialiser of a global. Returns true.
+bool register_prefill_tests(const char* suite, DeviceKind device, const DeviceMaker& make_device);
+
+}  // namespace fp8attn::test

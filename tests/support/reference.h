@@ -1,0 +1,36 @@
+// Exact attention in float64, straight from the definition. Shares nothing with the library.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "prefill_case.h"
+
+namespace fp8attn::test {
+
+// Rows of every batch entry and head.
+struct Reference {
+  std::vector<std::int64_t> rows;  // query tokens
+  std::int64_t heads = 0, channels = 0;
+  std::vector<double> out;  // [b, h, row, d_v]
+  std::vector<double> lse;  // [b, h, row]: -infinity where no key is seen
+
+  const double* out_at(std::int64_t batch, std::int64_t head, std::size_t row) const {
+    return &out[((batch * heads + head) * rows.size() + row) * channels];
+  }
+  double lse_at(std::int64_t batch, std::int64_t head, std::size_t row) const {
+    return lse[(batch * heads + head) * rows.size() + row];
+  }
+};
+
+// At most `count` query rows of a case: both ends, the borders of tiles, and others at random.
+std::vector<std::int64_t> sample_rows(const PrefillCase& test, std::int64_t count);
+
+// Keys that query `row` sees.
+std::int64_t visible_keys(const PrefillCase& test, std::int64_t row);
+
+// The last `hidden_keys` visible keys of every row are left out: 0 is right, 1 is a mask off by one.
+Reference make_reference(const PrefillCase& test, const PrefillInputs& inputs, std::vector<std::int64_t> rows,
+                         std::int64_t hidden_keys = 0);
+
+}  // namespace fp8attn::test

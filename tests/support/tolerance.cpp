@@ -1,0 +1,58 @@
+#include <algorithm>
+#include <cmath>
+
+#include "prefill_methods.h"
+
+namespace fp8attn::test {
+namespace {
+
+// Rounding of the output and of nothing else: half a last place, of every element and of the largest.
+Tolerance output_rounding(DType dtype) {
+  if (dtype == DType::kBF16) return {.relative_l2 = 4e-3, .row_abs = 4e-3, .lse_abs = 0};
+  if (dtype == DType::kFP16) return {.relative_l2 = 5e-4, .row_abs = 5e-4, .lse_abs = 0};
+  return {};
+}
+
+// Probabilities with `ulp` relative rounding error.
+Tolerance sixteen_bit(DType dtype) {
+  const double ulp = dtype == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+  return {.relative_l2 = ulp, .row_abs = 2 * ulp, .lse_abs = ulp};
+}
+
+// Whether every row's weight is spread over so many keys that the rounding of single probabilities averages out.
+bool weighs_many_keys(const PrefillCase& test) {
+  const bool normal = test.data == DataSet::kNormal || test.data == DataSet::kValueMean;
+  return normal && test.n.s_kv >= 256 && !test.causal && !test.softmax_scale && test.divide_by_scale;
+}
+
+Tolerance eight_bit(const PrefillCase& test) {
+  Tolerance tolerance{.relative_l2 = 2.8e-2, .row_abs = 6e-2, .lse_abs = weighs_many_keys(test) ? 1e-2 : 6e-2};
+  if (test.data == DataSet::kValueMean && test.n.s_kv >= 4096) tolerance = {5e-3, 2e-2, 1e-2};
+  // Logits near -181 differ by less than the last place of a half.
+  if (test.data == DataSet::kNegative) tolerance.relative_l2 = 4e-2;
+  // The error of a single row scatters around the mean.
+  if (test.n.s_q < 16) tolerance.relative_l2 *= 1.2;
+  if (test.p_mode == PMode::kFast) {
+    tolerance.relative_l2 *= 1.25;
+    tolerance.row_abs *= 1.25;
+    tolerance.lse_abs *= 1.25;
+  }
+  return tolerance;
+}
+
+}  // namespace
+
+Tolerance tolerance_for(const PrefillCase& test, DeviceKind device) {
+  Tolerance tolerance = output_rounding(test.out_dtype);
+  const bool exact = device == DeviceKind::kCpu &&
+                     (test.arithmetic == CpuArithmetic::kFloat32 || test.arithmetic == CpuArithmetic::kFloat64);
+  Tolerance arithmetic{.relative_l2 = 1e-5, .row_abs = 1e-5, .lse_abs = 1e-4};
+  if (!exact && test.dtype == DType::kE4M3) arithmetic = eight_bit(test);
+  if (!exact && (test.dtype == DType::kBF16 || test.dtype == DType::kFP16)) arithmetic = sixteen_bit(test.dtype);
+  tolerance.relative_l2 = std::max(tolerance.relative_l2, arithmetic.relative_l2);
+  tolerance.row_abs = std::max(tolerance.row_abs, arithmetic.row_abs);
+  tolerance.lse_abs = arithmetic.lse_abs;
+  return tolerance;
+}
+
+}  // namespace fp8attn::test
