@@ -39,6 +39,8 @@ if(FP8ATTN_CUDA)
     message(FATAL_ERROR "FP8ATTN_CUDA is ON but no nvcc was found. Set CUDACXX to it, or use -DFP8ATTN_CUDA=OFF.")
   endif()
   enable_language(CUDA)
+  # Not CUDA_STANDARD 20: CMake 3.25 does not know the flag for it.
+  string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
     message(FATAL_ERROR "nvcc ${CMAKE_CUDA_COMPILER_VERSION} found, 12.8 or newer is needed (or -DFP8ATTN_CUDA=OFF)")
   endif()
