@@ -36,6 +36,14 @@ struct LayerResult {
   std::optional<Errors> kernel_only;  // against exact attention of what the recipe made of them
 };
 
+// What the options and the input come to.
+struct Job {
+  const Recipe* recipe;  // null: the tensors as they are
+  DType stored;          // of q, k and v for the kernel
+  AttentionOptions attention;
+  bool e4m3() const { return stored == DType::kE4M3; }
+};
+
 // Null for "none", and where e4m3 input leaves nothing to choose.
 const Recipe* chosen_recipe(const std::string& name, const Input& input) {
   const bool quantised = input.layers.front().q.dtype == DType::kE4M3;
@@ -43,10 +51,24 @@ const Recipe* chosen_recipe(const std::string& name, const Input& input) {
   return &find_recipe(name.empty() ? kDefaultRecipe : name);
 }
 
-LayerResult attend(const Layer& layer, const Recipe* recipe, const AttentionOptions& options, Progress* progress) {
+// Throws Error for an option that would do nothing.
+Job job_of(const Options& options, const Input& input, AttentionOptions attention) {
+  attention.causal = options.common.causal.value_or(input.causal);
+  const Recipe* recipe = chosen_recipe(options.recipe, input);
+  const DType stored = recipe == nullptr ? input.layers.front().q.dtype : recipe->dtype;
+  const Job job{recipe, stored, attention};
+  const std::string got = fmt::format("a value beside {} tensors", name_of(stored));
+  if (!job.e4m3() && attention.p_mode) throw usage_error("--p-mode", got, "e4m3: only there P has several forms");
+  if (!job.e4m3() && attention.v_layout == VLayout::kPacked) {
+    throw usage_error("--v-layout", got, "e4m3: only that has a packed layout");
+  }
+  return job;
+}
+
+LayerResult attend(const Layer& layer, const Job& job, Progress* progress) {
   const std::string suffix = layer.name.empty() ? "" : " of " + layer.name;
   progress->step("attention" + suffix);
-  Attention attention(layer, recipe, options);
+  Attention attention(layer, job.recipe, job.attention);
   LayerResult result{.name = layer.name,
                      .input = describe(layer),
                      .rows = {},
@@ -61,10 +83,10 @@ LayerResult attend(const Layer& layer, const Recipe* recipe, const AttentionOpti
   const std::vector<RowRange> rows = checked_rows(layer);
   result.rows = rows_text(layer, rows);
   progress->step("exact attention" + suffix);
-  result.end_to_end = errors_of(exact_attention(layer, options, rows), result.out, &result.lse);
-  if (recipe != nullptr) {
+  result.end_to_end = errors_of(exact_attention(layer, job.attention, rows), result.out, &result.lse);
+  if (job.recipe != nullptr) {
     progress->step("exact attention of the stored tensors" + suffix);
-    result.kernel_only = errors_of(exact_attention(attention.stored(), options, rows), result.out, &result.lse);
+    result.kernel_only = errors_of(exact_attention(attention.stored(), job.attention, rows), result.out, &result.lse);
   }
   return result;
 }
@@ -93,18 +115,17 @@ std::unique_ptr<OutputFile> open_output(const std::string& path, const Input& in
   return std::make_unique<OutputFile>("--out", path);
 }
 
-void print_text(const Options& options, const Recipe* recipe, const AttentionOptions& attention,
-                const std::vector<LayerResult>& results) {
-  const bool e4m3 = recipe == nullptr ? results.front().input.ends_with("e4m3") : recipe->dtype == DType::kE4M3;
+void print_text(const Options& options, const Job& job, const std::vector<LayerResult>& results) {
+  const AttentionOptions& attention = job.attention;
   fmt::print("input    {}\n", options.common.input.file.empty() ? "three .npy files" : options.common.input.file);
   fmt::print("         {}{}\n", results.front().input, attention.causal ? ", causal" : "");
-  if (recipe == nullptr) {
+  if (job.recipe == nullptr) {
     fmt::print("recipe   {} (the tensors as they are)\n", kNoRecipe);
   } else {
-    fmt::print("recipe   {}: {}\n", recipe->name, describe(*recipe));
+    fmt::print("recipe   {}: {}\n", job.recipe->name, describe(*job.recipe));
   }
-  if (attention.p_mode && e4m3) fmt::print("         P {} (--p-mode)\n", name_of(*attention.p_mode));
-  if (e4m3) fmt::print("v layout {}\n", name_of(attention.v_layout));
+  if (attention.p_mode) fmt::print("         P {} (--p-mode)\n", name_of(*attention.p_mode));
+  if (job.e4m3()) fmt::print("v layout {}\n", name_of(attention.v_layout));
   fmt::print("device   {}, {}\n", where(attention), device_name(attention.device));
   fmt::print("checked  {}, float64 reference\n\n", results.front().rows);
   Table table({"layer", "against", "rel L2", "cosine", "worst row", "lse error", "quantise ms", "attend ms"});
@@ -122,8 +143,7 @@ void print_text(const Options& options, const Recipe* recipe, const AttentionOpt
   if (!options.out.empty()) fmt::print("written  {}\n", options.out);
 }
 
-void print_json(const Options& options, const Recipe* recipe, const AttentionOptions& attention,
-                const std::vector<LayerResult>& results) {
+void print_json(const Options& options, const Job& job, const std::vector<LayerResult>& results) {
   ordered_json layers = ordered_json::array();
   for (const LayerResult& result : results) {
     layers.push_back({{"layer", result.name},
@@ -134,31 +154,31 @@ void print_json(const Options& options, const Recipe* recipe, const AttentionOpt
                       {"quantize_ms", result.quantize_ms},
                       {"attend_ms", result.attend_ms}});
   }
-  const PMode p_mode = attention.p_mode.value_or(recipe == nullptr ? PMode::kDefault : recipe->p_mode);
+  const PMode recipe_mode = job.recipe == nullptr ? PMode::kDefault : job.recipe->p_mode;
+  const char* p_mode = name_of(job.attention.p_mode.value_or(recipe_mode));
   const ordered_json text = {{"file", options.common.input.file},
-                             {"recipe", recipe == nullptr ? kNoRecipe : recipe->name},
-                             {"device", where(attention)},
-                             {"causal", attention.causal},
-                             {"p_mode", name_of(p_mode)},
-                             {"v_layout", name_of(attention.v_layout)},
+                             {"recipe", job.recipe == nullptr ? kNoRecipe : job.recipe->name},
+                             {"device", where(job.attention)},
+                             {"causal", job.attention.causal},
+                             {"p_mode", job.e4m3() ? ordered_json(p_mode) : ordered_json()},
+                             {"v_layout", name_of(job.attention.v_layout)},
                              {"layers", layers}};
   fmt::print("{}\n", text.dump(2));
 }
 
 void run_attend(const Options& options) {
-  AttentionOptions attention = attention_options(options.common);
+  const AttentionOptions attention = attention_options(options.common);
   if (!options.recipe.empty() && options.recipe != kNoRecipe) find_recipe(options.recipe);
   const Input input = load_input(options.common.input);
-  attention.causal = options.common.causal.value_or(input.causal);
-  const Recipe* recipe = chosen_recipe(options.recipe, input);
+  const Job job = job_of(options, input, attention);
   const auto output = open_output(options.out, input);
   std::vector<LayerResult> results;
   {
-    Progress progress("attend", input.layers.size() * (recipe == nullptr ? 2 : 3));
-    for (const Layer& layer : input.layers) results.push_back(attend(layer, recipe, attention, &progress));
+    Progress progress("attend", input.layers.size() * (job.recipe == nullptr ? 2 : 3));
+    for (const Layer& layer : input.layers) results.push_back(attend(layer, job, &progress));
   }
   if (output) output->write(output_bytes(options.out, results));
-  (options.common.json ? print_json : print_text)(options, recipe, attention, results);
+  (options.common.json ? print_json : print_text)(options, job, results);
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ std::vector<BenchCase> chosen_cases(const Options& options, Device device) {
 void run_bench(const Options& options) {
   AttentionOptions attention;
   attention.device = parse_device(options.device);
-  attention.arithmetic = options.arithmetic.empty() ? CpuArithmetic::kFloat32 : parse_arithmetic(options.arithmetic);
+  attention.arithmetic = parse_arithmetic(options.arithmetic, attention.device, CpuArithmetic::kFloat32);
   Bench(options, attention, chosen_cases(options, attention.device)).run();
 }
 

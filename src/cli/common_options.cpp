@@ -30,12 +30,12 @@ AttentionOptions attention_options(const CommonOptions& options) {
   AttentionOptions result;
   if (!options.v_layout.empty()) result.v_layout = parse_v_layout(options.v_layout);
   if (!options.p_mode.empty()) result.p_mode = parse_p_mode(options.p_mode);
-  if (!options.arithmetic.empty()) result.arithmetic = parse_arithmetic(options.arithmetic);
   if (options.softmax_scale && !std::isfinite(*options.softmax_scale)) {
     throw usage_error("--softmax-scale", fmt::format("{}", *options.softmax_scale), "a finite value");
   }
   result.softmax_scale = options.softmax_scale;
   result.device = parse_device(options.device);
+  result.arithmetic = parse_arithmetic(options.arithmetic, result.device, CpuArithmetic::kEmulated);
   return result;
 }
 

@@ -100,7 +100,10 @@ std::string device_name(Device device) {
   const BackendInfo* backend = find_backend(backends, device.kind);
   const auto index = static_cast<std::size_t>(device.index);
   if (backend == nullptr || index >= backend->devices.size()) return device_text(device);
-  return backend->devices[index].substr(0, backend->devices[index].find(','));
+  const std::string& line = backend->devices[index];  // "0: NVIDIA H200, compute capability 9.0, ..."
+  const std::string number = fmt::format("{}: ", index);
+  const std::size_t begin = line.starts_with(number) ? number.size() : 0;
+  return line.substr(begin, line.find(',') - begin);
 }
 
 Device parse_device(const std::string& text) {

@@ -74,10 +74,15 @@ VLayout parse_v_layout(const std::string& name) {
   return parse("--v-layout", name, std::array{VLayout::kRowMajor, VLayout::kPacked});
 }
 
-CpuArithmetic parse_arithmetic(const std::string& name) {
-  return parse("--arithmetic", name,
-               std::array{CpuArithmetic::kFloat32, CpuArithmetic::kFloat64, CpuArithmetic::kEmulated,
-                          CpuArithmetic::kEmulated13});
+CpuArithmetic parse_arithmetic(const std::string& name, Device device, CpuArithmetic fallback) {
+  if (name.empty()) return fallback;
+  const auto arithmetic = parse("--arithmetic", name,
+                                std::array{CpuArithmetic::kFloat32, CpuArithmetic::kFloat64, CpuArithmetic::kEmulated,
+                                           CpuArithmetic::kEmulated13});
+  if (device.kind == DeviceKind::kCuda) {
+    throw usage_error("--arithmetic", fmt::format("'{}' on cuda:{}", name, device.index), "--device cpu beside it");
+  }
+  return arithmetic;
 }
 
 }  // namespace fp8attn::cli

@@ -29,9 +29,11 @@ const Recipe& find_recipe(const std::string& name);
 // "q head, k head, v channel; P exact", "bf16 throughout".
 std::string describe(const Recipe& recipe);
 
-// Values of --p-mode, --v-layout and --arithmetic. Throw Error with the accepted names.
+// Values of --p-mode and --v-layout. Throw Error with the accepted names.
 PMode parse_p_mode(const std::string& name);
 VLayout parse_v_layout(const std::string& name);
-CpuArithmetic parse_arithmetic(const std::string& name);
+
+// Value of --arithmetic, `fallback` where it is empty. Throws Error with the accepted names, and on a CUDA device.
+CpuArithmetic parse_arithmetic(const std::string& name, Device device, CpuArithmetic fallback);
 
 }  // namespace fp8attn::cli

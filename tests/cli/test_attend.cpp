@@ -160,6 +160,8 @@ TEST_F(Attend, RefusesBadOptions) {
   write_safetensors("f", layer(DType::kBF16));
   expect_refused("attend f --recipe best", {"fp8attn: attend: --recipe: got 'best'", "head/fast-p", "none"});
   expect_refused("attend f --p-mode quick", {"--p-mode: got 'quick'", "exact, default, fast"});
+  expect_refused("attend f --recipe bf16 --p-mode fast", {"--p-mode: got a value beside bf16", "e4m3"});
+  expect_refused("attend f --recipe none --v-layout packed", {"--v-layout: got a value beside bf16", "e4m3"});
   expect_refused("attend f --v-layout x", {"--v-layout: got 'x'", "row-major, packed"});
   expect_refused("attend f --arithmetic x", {"--arithmetic: got 'x'", "float32, float64, emulated, emulated13"});
   expect_refused("attend f --device cuda:99", {"--device: got 'cuda:99'", "cpu"});
