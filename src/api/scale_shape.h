@@ -3,20 +3,21 @@
 
 #include <cstdint>
 
+#include "api/view_checks.h"
 #include "fp8attn/quantize.h"
 #include "fp8attn/tensor.h"
 
 namespace fp8attn {
 
-// For a tensor [b, s, h, d]. A view without memory: only its shape means something.
+// For a tensor [b, s, h, d].
 constexpr TensorView scale_shape(ScaleGranularity granularity, std::int64_t b, std::int64_t s, std::int64_t h,
                                  std::int64_t d) {
   switch (granularity) {
-    case ScaleGranularity::kTensor: return TensorView::contiguous(nullptr, DType::kF32, {1});
-    case ScaleGranularity::kHead: return TensorView::contiguous(nullptr, DType::kF32, {h});
-    case ScaleGranularity::kBatchHead: return TensorView::contiguous(nullptr, DType::kF32, {b, h});
-    case ScaleGranularity::kTokenHead: return TensorView::contiguous(nullptr, DType::kF32, {b, s, h});
-    case ScaleGranularity::kChannel: return TensorView::contiguous(nullptr, DType::kF32, {b, h, d});
+    case ScaleGranularity::kTensor: return shape_only({1});
+    case ScaleGranularity::kHead: return shape_only({h});
+    case ScaleGranularity::kBatchHead: return shape_only({b, h});
+    case ScaleGranularity::kTokenHead: return shape_only({b, s, h});
+    case ScaleGranularity::kChannel: return shape_only({b, h, d});
   }
   return {};
 }

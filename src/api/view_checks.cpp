@@ -103,7 +103,7 @@ bool fits(const TensorView& view, const TensorView& expected) {
 }
 
 bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected) {
-  const TensorView wanted = TensorView::contiguous(nullptr, view.dtype, expected.dims);
+  const TensorView wanted = shape_only(expected.dims);
   const auto complain = [&](std::string text) {
     for (const NamedView& other : expected.given) {
       text += fmt::format("{} {} {}", &other == expected.given.begin() ? " for" : " and", other.name,

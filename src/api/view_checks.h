@@ -18,6 +18,13 @@ inline constexpr std::int64_t kMaxDim = 0x7FFFFFFF - 1024;
 // In an expected shape: any size. A value that no caller's dim has by accident.
 inline constexpr std::int64_t kAnyDim = std::numeric_limits<std::int64_t>::min();
 
+// A view that is a shape and nothing else. Dims may be kAnyDim.
+constexpr TensorView shape_only(std::initializer_list<std::int64_t> dims) {
+  TensorView view;
+  for (std::int64_t dim : dims) view.shape[view.rank++] = dim;
+  return view;
+}
+
 // What a view's memory has to look like.
 struct MemoryRules {
   bool last_dim_contiguous = true;
