@@ -194,24 +194,32 @@ void add_special_scales(Table& table) {
   table.add(saturated);
 }
 
-// A V mean makes errors that grow with the length visible.
+// With a V mean an accumulator that runs too far shows: its error grows with the length.
 void add_long(Table& table) {
-  std::vector<std::int64_t> lengths = {4096, 32768};
-  if (!table.cpu()) lengths.push_back(131072);
-  for (std::int64_t length : lengths) {
-    for (DataSet data : {DataSet::kNormal, DataSet::kValueMean}) {
-      const bool few_rows = table.cpu() && length > 4096;
-      if (few_rows && data == DataSet::kNormal) continue;  // its error scatters too much over few rows
-      for (VLayout layout : kLayouts) {
-        const std::int64_t d = layout == VLayout::kPacked ? 128 : 64;
-        PrefillCase test{
-            .name = fmt::format("F_long_{}_{}_d{}", name_of(data), length, d),
-            .n = {.b = 1, .s_q = few_rows ? 16 : 128, .s_kv = length, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d},
-            .v_layout = layout,
-            .data = data};
-        table.add(test);
-      }
+  const auto add = [&](DataSet data, std::int64_t s_q, std::int64_t s_kv) {
+    for (VLayout layout : kLayouts) {
+      const std::int64_t d = layout == VLayout::kPacked ? 128 : 64;
+      table.add({.name = fmt::format("F_long_{}_{}_d{}", name_of(data), s_kv, d),
+                 .n = {.b = 1, .s_q = s_q, .s_kv = s_kv, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d},
+                 .v_layout = layout,
+                 .data = data});
     }
+  };
+  add(DataSet::kNormal, 128, 4096);
+  add(DataSet::kValueMean, 128, 4096);
+  add(DataSet::kValueMean, table.cpu() ? 16 : 128, 32768);
+  if (!table.cpu()) add(DataSet::kValueMean, 128, 131072);
+}
+
+// More batch entries and heads than a grid's y and z dims can count.
+void add_many(Table& table) {
+  for (DType dtype : {DType::kE4M3, DType::kBF16}) {
+    table.add({.name = fmt::format("E_batches_{}", name_of(dtype)),
+               .n = {.b = 66000, .s_q = 1, .s_kv = 2, .h_q = 1, .h_kv = 1},
+               .dtype = dtype});
+    table.add({.name = fmt::format("E_heads_{}", name_of(dtype)),
+               .n = {.b = 1, .s_q = 2, .s_kv = 2, .h_q = 66000, .h_kv = 33000},
+               .dtype = dtype});
   }
 }
 
@@ -255,6 +263,7 @@ std::vector<PrefillCase> reference_cases(DeviceKind device) {
   add_scales(table);
   add_special_scales(table);
   add_long(table);
+  if (!table.cpu()) add_many(table);
   return table.take();
 }
 
