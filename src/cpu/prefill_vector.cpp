@@ -117,7 +117,7 @@ FP8ATTN_INLINE void add_group_13bit(FloatVector& running, const float* a, const 
   IntVector exponent = largest & kExponent;
   exponent = exponent < kTiny ? IntVector{} + kTiny : exponent;
   const FloatVector unit = reinterpret_cast<FloatVector>(exponent - (13 << 23));
-  const FloatVector per_unit = reinterpret_cast<FloatVector>((254 << 23) - (exponent - (13 << 23)));
+  const FloatVector per_unit = 0x1p13f * reinterpret_cast<FloatVector>((254 << 23) - exponent);
   IntVector sum = __builtin_convertvector(running * per_unit, IntVector);
   for (int i = 0; i < count; ++i) {
     sum += __builtin_convertvector(a[i] * vector_at(b + i * b_stride) * per_unit, IntVector);
