@@ -65,6 +65,8 @@ class CudaDevice final : public TestDevice {
   void upload(void* target, const void* source, std::size_t bytes) override {
     const Current current(index_);
     if (bytes > 0) check(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    // A small copy may return before it has arrived, and streams of their own do not wait for it.
+    check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
   void download(void* target, const void* source, std::size_t bytes) override {

@@ -2,7 +2,10 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -20,6 +23,25 @@ void expect_success(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cuda
 
 void CUDART_CB sleep_on_stream(void*) { std::this_thread::sleep_for(kDelay); }
 
+// Host memory that an asynchronous copy reads when its turn comes.
+class PinnedBytes {
+ public:
+  explicit PinnedBytes(const std::vector<std::uint8_t>& bytes) : size_(bytes.size()) {
+    expect_success(cudaMallocHost(&data_, size_));
+    std::memcpy(data_, bytes.data(), size_);
+  }
+  ~PinnedBytes() { cudaFreeHost(data_); }
+  PinnedBytes(const PinnedBytes&) = delete;
+  PinnedBytes& operator=(const PinnedBytes&) = delete;
+
+  const void* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_;
+};
+
 // Both element paths: 8-bit with a packed V, and 16-bit.
 std::vector<PrefillCase> cases() {
   const Dims n{.b = 2, .s_q = 193, .s_kv = 333, .h_q = 4, .h_kv = 2, .d_qk = 128, .d_v = 128};
@@ -35,6 +57,12 @@ class CudaPrefillCalls : public ::testing::TestWithParam<PrefillCase> {
     ASSERT_NE(device_, nullptr);
     expect_success(cudaSetDevice(device_->device().index));
     expect_success(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    try {
+      const PrefillRun run(*device_, GetParam(), make_inputs(GetParam()));
+    } catch (const Error& error) {
+      if (is_left_out(error)) GTEST_SKIP() << error.what();
+      throw;
+    }
   }
   void TearDown() override { cudaStreamDestroy(stream_); }
 
@@ -44,10 +72,10 @@ class CudaPrefillCalls : public ::testing::TestWithParam<PrefillCase> {
     return inputs;
   }
 
-  // Puts the queries of `inputs` into the (dense) q of a run, in stream order.
-  void upload_queries(PrefillRun& run, const PrefillInputs& inputs) {
-    expect_success(cudaMemcpyAsync(const_cast<void*>(run.problem().q.data), inputs.q.bytes.data(),
-                                   inputs.q.bytes.size(), cudaMemcpyHostToDevice, stream_));
+  // Puts queries into the (dense) q of a run, in stream order and without waiting.
+  void upload_queries(PrefillRun& run, const PinnedBytes& queries) {
+    expect_success(cudaMemcpyAsync(const_cast<void*>(run.problem().q.data), queries.data(), queries.size(),
+                                   cudaMemcpyHostToDevice, stream_));
   }
 
   std::unique_ptr<TestDevice> device_;
@@ -58,10 +86,11 @@ TEST_P(CudaPrefillCalls, M_RunsOnItsStream) {
   const PrefillInputs inputs = make_inputs(GetParam());
   const PrefillOutput want = run_prefill(*device_, GetParam(), inputs);
   PrefillRun run(*device_, GetParam(), without_queries(inputs));
+  const PinnedBytes queries(inputs.q.bytes);
   // Only work on this very stream comes after the delay and sees the queries.
   expect_success(cudaDeviceSynchronize());
   expect_success(cudaLaunchHostFunc(stream_, sleep_on_stream, nullptr));
-  upload_queries(run, inputs);
+  upload_queries(run, queries);
   run.launch(stream_);
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
   EXPECT_TRUE(run.read() == want);
@@ -83,6 +112,7 @@ TEST_P(CudaPrefillCalls, K_GraphReplaysWithNewData) {
   const PrefillOutput want_blank = run_prefill(*device_, GetParam(), blank);
   ASSERT_FALSE(want == want_blank);
   PrefillRun run(*device_, GetParam(), blank);
+  const PinnedBytes queries(inputs.q.bytes), no_queries(blank.q.bytes);
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   expect_success(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
@@ -91,10 +121,10 @@ TEST_P(CudaPrefillCalls, K_GraphReplaysWithNewData) {
   expect_success(cudaGraphInstantiate(&executable, graph, 0));
   for (int i = 0; i < 3; ++i) {
     run.clear_output();
-    upload_queries(run, blank);
+    upload_queries(run, no_queries);
     expect_success(cudaGraphLaunch(executable, stream_));
     EXPECT_TRUE(run.read() == want_blank) << "replay " << i;
-    upload_queries(run, inputs);
+    upload_queries(run, queries);
     expect_success(cudaGraphLaunch(executable, stream_));
     EXPECT_TRUE(run.read() == want) << "replay " << i << " with queries";
   }
