@@ -32,9 +32,9 @@ struct Support {
 struct BackendInfo {
   DeviceKind kind = DeviceKind::kCpu;
   bool available = false;
-  std::string detail;               // why not available, or which library and driver versions
-  std::vector<std::string> devices; // one line a device: name, compute capability, multiprocessors, memory
-  std::vector<bool> usable;         // for each device, whether this library runs on it (CUDA: compute capability 9.0)
+  std::string detail;                // why not available, or which library and driver versions
+  std::vector<std::string> devices;  // one line a device: name, compute capability, multiprocessors, memory
+  std::vector<bool> usable;          // for each device, whether this library runs on it (CUDA: compute capability 9.0)
 };
 
 // The backends of this build, CPU first. Never throws: a machine without a driver has an unavailable CUDA backend.

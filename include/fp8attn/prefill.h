@@ -12,11 +12,13 @@
 namespace fp8attn {
 
 // How the probabilities P = 2^x become e4m3 codes (8-bit CUDA kernels, and their CPU emulation). The error is that of
-// the attention output against exact attention of the same e4m3 tensors.
+// the attention output against exact attention of the same e4m3 tensors, on normal data. Probabilities below a share of
+// their row's largest count as 0: 2^-18 in kExact, about 2^-15 in the others, which shows where one key outweighs a
+// long tail (docs/kernels/cpu.md, data set PEAK).
 enum class PMode : std::uint8_t {
   kExact,    // exp2 in the special-function unit, then a rounded conversion
-  kDefault,  // the code by half-precision arithmetic, quadratic in the fraction of x: error within 5% of kExact's
-  kFast,     // the code by half-precision arithmetic, linear in the fraction of x: error within 25% of kExact's
+  kDefault,  // mostly half-precision arithmetic, quadratic in the fraction of x: error within 5% of kExact's
+  kFast,     // half-precision arithmetic, linear in the fraction of x: error within 25% of kExact's
 };
 
 // "exact", "default", "fast".
@@ -42,14 +44,14 @@ const char* name_of(CpuArithmetic arithmetic);
 //
 // real = stored * scale. A scale that is not given is 1. Scale tensors: f32, on the device of q, any strides.
 struct PrefillProblem {
-  TensorView q;            // [b, s_q, h_q, d_qk]   e4m3, bf16 or fp16 (CPU: f32 too)
-  TensorView k;            // [b, s_kv, h_kv, d_qk] the dtype of q
-  TensorView v;            // [b, s_kv, h_kv, d_v]  the dtype of q; packed: [b, h_kv, d_v, packed_length(s_kv)]
-  MutableTensorView out;   // [b, s_q, h_q, d_v]    bf16 or fp16 (CPU: f32 too)
+  TensorView q;           // [b, s_q, h_q, d_qk]   e4m3, bf16 or fp16 (CPU: f32 too)
+  TensorView k;           // [b, s_kv, h_kv, d_qk] the dtype of q
+  TensorView v;           // [b, s_kv, h_kv, d_v]  the dtype of q; packed: [b, h_kv, d_v, packed_length(s_kv)]
+  MutableTensorView out;  // [b, s_q, h_q, d_v]    bf16 or fp16 (CPU: f32 too)
   std::optional<MutableTensorView> lse;  // [b, h_q, s_q] f32: natural log of the sum of exp(logits)
 
   std::optional<TensorView> q_scale;  // scalar, [h_q], [b, h_q] or [b, s_q, h_q]; e4m3 only
-  std::optional<TensorView> k_scale;  // scalar, [h_kv], [b, h_kv] or [b, s_kv, h_kv]; e4m3 only
+  std::optional<TensorView> k_scale;  // scalar, [h_kv], [b, h_kv] or (CPU only) [b, s_kv, h_kv]; e4m3 only
   std::optional<TensorView> v_scale;  // scalar, [h_kv], [b, h_kv] or [b, h_kv, d_v]; e4m3 only
 
   VLayout v_layout = VLayout::kRowMajor;

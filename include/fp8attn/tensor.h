@@ -89,8 +89,8 @@ struct BasicTensorView {
   }
 
   template <class Other>
-    requires(std::is_same_v<Other, const void*> && !std::is_same_v<Pointer, const void*>)
-  constexpr operator BasicTensorView<Other>() const {
+  requires(std::is_same_v<Other, const void*> && !std::is_same_v<Pointer, const void*>) constexpr
+  operator BasicTensorView<Other>() const {
     return {data, dtype, device, rank, shape, strides};
   }
 };

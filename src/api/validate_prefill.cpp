@@ -22,12 +22,12 @@ enum class Operand { kQuery, kKey, kValue };
 // The scale granularities that the prefill kernels of a device read: the one place that says so.
 std::span<const ScaleGranularity> accepted_granularities(DeviceKind device, Operand operand) {
   using enum ScaleGranularity;
-  static constexpr std::array kCommon = {kTensor, kHead, kBatchHead};
-  static constexpr std::array kCpuQueryKey = {kTensor, kHead, kBatchHead, kTokenHead};
-  static constexpr std::array kCpuValue = {kTensor, kHead, kBatchHead, kChannel};
-  if (device == DeviceKind::kCuda) return kCommon;
-  if (operand == Operand::kValue) return kCpuValue;
-  return kCpuQueryKey;
+  static constexpr std::array kCudaKey = {kTensor, kHead, kBatchHead};
+  static constexpr std::array kQueryKey = {kTensor, kHead, kBatchHead, kTokenHead};
+  static constexpr std::array kValue = {kTensor, kHead, kBatchHead, kChannel};
+  if (operand == Operand::kValue) return kValue;
+  if (operand == Operand::kKey && device == DeviceKind::kCuda) return kCudaKey;
+  return kQueryKey;
 }
 
 struct ScaleArgument {

@@ -10,13 +10,13 @@
 namespace fp8attn {
 
 struct PrefillVariant {
-  const char* name;             // "sm90-e4m3-d128-packed-default"
+  const char* name;  // "sm90-e4m3-d128-packed-default"
   DeviceKind device;
   DType dtype;                  // of q, k, v
   int head_dim_qk, head_dim_v;  // 0: any
   VLayout v_layout;
-  PMode p_mode;                 // e4m3 on CUDA only; elsewhere kDefault stands for all
-  const char* left_out_by;      // nullptr, or the CMake option that left it out of this build
+  PMode p_mode;             // e4m3 on CUDA only; elsewhere kDefault stands for all
+  const char* left_out_by;  // nullptr, or the CMake option that left it out of this build
   std::size_t (*workspace_size)(const PrefillProblem&);
   void (*launch)(const PrefillProblem&, Workspace, Stream);  // gets validated problems only; null when left out
 };

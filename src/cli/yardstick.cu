@@ -1,5 +1,3 @@
-#include "cli/yardstick.h"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -8,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "cli/yardstick.h"
+#include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
@@ -26,37 +26,42 @@ using TileA = SharedTile<64, kDepth>;
 using TileB = SharedTile<kN, kDepth>;
 constexpr int kSharedBytes = kWarpgroups * TileA::kBytes + TileB::kBytes + 1024;
 
-// A random e4m3 code with magnitude below 2 and spread over the exponents. Zeros would draw less power, hence run at a
-// higher clock than attention ever does.
-__device__ uint32_t random_codes(uint32_t index) {
+// A uniform random number in (0, 1).
+__device__ float uniform(uint32_t index) {
   uint32_t x = index * 0x9E3779B9u + 0x7F4A7C15u;
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
   x = (x ^ (x >> 13)) * 0xC2B2AE35u;
-  return (x ^ (x >> 16)) & 0xBFBFBFBFu;
+  return ((x ^ (x >> 16)) + 0.5f) * 0x1p-32f;
+}
+
+// Two normal random e4m3 codes (Box-Muller). Zeros would draw less power, hence run at a higher clock than attention
+// ever does.
+__device__ uint16_t random_codes(uint32_t index) {
+  const float radius = sqrtf(-2.0f * logf(uniform(2 * index))), angle = 2.0f * uniform(2 * index + 1);
+  return ptx::e4m3x2_from_half2(ptx::half2_from_floats(radius * cospif(angle), radius * sinpif(angle)));
 }
 
 __global__ void __launch_bounds__(kThreads, 1) yardstick_kernel(float* sink) {
   extern __shared__ uint8_t dynamic_shared[];
   const uint32_t base = (ptx::shared_address(dynamic_shared) + 1023) & ~1023u;
   uint8_t* data = dynamic_shared + (base - ptx::shared_address(dynamic_shared));
-  for (int i = threadIdx.x; i < (kWarpgroups * TileA::kBytes + TileB::kBytes) / 4; i += kThreads) {
-    reinterpret_cast<uint32_t*>(data)[i] = random_codes(i);
+  for (int i = threadIdx.x; i < (kWarpgroups * TileA::kBytes + TileB::kBytes) / 2; i += kThreads) {
+    reinterpret_cast<uint16_t*>(data)[i] = random_codes(i);
   }
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
   __syncthreads();
 
-  const uint64_t a = TileA::k_major_descriptor(base + threadIdx.x / 128 * TileA::kBytes);
-  const uint64_t b = TileB::k_major_descriptor(base + kWarpgroups * TileA::kBytes);
+  const uint32_t a = base + threadIdx.x / 128 * TileA::kBytes, b = base + kWarpgroups * TileA::kBytes;
   float accumulator[kN / 2];
 #pragma unroll
   for (float& value : accumulator) value = 0.0f;
-  ptx::pin(accumulator);
-  ptx::wgmma_fence();
 #pragma unroll 1
   for (int chain = 0; chain < kChainsPerLaunch; ++chain) {
+    ptx::pin(accumulator);
+    ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kDepth; k += 32) {
-      ptx::wgmma_e4m3_f32_n256_ss_add(accumulator, a + TileA::k_major_step(k), b + TileB::k_major_step(k));
+      ptx::wgmma_e4m3_f32_n256_ss_add(accumulator, TileA::k_major_descriptor(a, k), TileB::k_major_descriptor(b, k));
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();

@@ -32,6 +32,8 @@ Tolerance eight_bit(const PrefillCase& test) {
   if (test.data == DataSet::kNegative) tolerance.relative_l2 = 4e-2;
   // The error of a single row scatters around the mean.
   if (test.n.s_q < 16) tolerance.relative_l2 *= 1.2;
+  // The worst of thousands of rows of a few keys comes near the bound of one rounding to e4m3's 3 bits.
+  if (test.n.b * test.n.h_q > 1000) tolerance.relative_l2 = 0x1p-4;
   if (test.p_mode == PMode::kFast) {
     tolerance.relative_l2 *= 1.25;
     tolerance.row_abs *= 1.25;

@@ -48,14 +48,14 @@ void add_device(BackendInfo& info, int device) {
   cudaDeviceProp properties{};
   const cudaError_t status = cudaGetDeviceProperties(&properties, device);
   if (status != cudaSuccess) {
-    info.devices.push_back(fmt::format("{}: {}", device, describe(status)));
+    info.devices.push_back(describe(status));
     info.usable.push_back(false);
     return;
   }
   constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
-  info.devices.push_back(fmt::format(
-      "{}: {}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB", device, properties.name, properties.major,
-      properties.minor, properties.multiProcessorCount, static_cast<double>(properties.totalGlobalMem) / kGib));
+  info.devices.push_back(fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB", properties.name,
+                                     properties.major, properties.minor, properties.multiProcessorCount,
+                                     static_cast<double>(properties.totalGlobalMem) / kGib));
   info.usable.push_back(is_hopper({properties.major, properties.minor}));
 }
 

@@ -48,10 +48,10 @@ CUtensorMap make_tensor_map(const TensorView& view, std::array<std::uint32_t, 4>
   }
   const CUtensorMapSwizzle swizzle = box[0] * element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   alignas(64) CUtensorMap map;
-  const CUresult result = encode_tiled()(
-      &map, data_type(view.dtype), 4, const_cast<void*>(view.data), shape.data(), strides.data(), box.data(),
-      element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode_tiled()(&map, data_type(view.dtype), 4, const_cast<void*>(view.data), shape.data(), strides.data(),
+                     box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error("prefill", argument,
                 fmt::format("shape [{}, {}, {}, {}] with strides [{}, {}, {}, {}] (cuTensorMapEncodeTiled error {})",

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/prefill/params.h"
+#include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/warpgroup.h"
-#include "cuda/sm90/prefill/params.h"
-#include "cuda/sm90/prefill/traits.h"
 
 namespace fp8attn::cuda {
 

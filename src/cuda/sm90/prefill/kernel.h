@@ -5,13 +5,13 @@
 #include <cuda/ptx>
 #include <type_traits>
 
-#include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/prefill/epilogue.h"
 #include "cuda/sm90/prefill/load.h"
 #include "cuda/sm90/prefill/math_16bit.h"
 #include "cuda/sm90/prefill/math_e4m3.h"
 #include "cuda/sm90/prefill/params.h"
 #include "cuda/sm90/prefill/traits.h"
+#include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/tile/mask_scores.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/scheduler.h"
@@ -29,40 +29,69 @@ class Consumer {
 
   __device__ void run() {
     StaticSchedule schedule(params_.order);
-    for (TileCoordinates tile; schedule.next(tile);) compute(tile);
+    for (TileCoordinates tile; schedule.next(tile);) compute(tile, schedule.parity());
     // Shared memory must outlive the last store.
     if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }
 
  private:
-  __device__ void compute(const TileCoordinates& tile) {
+  using Scores = typename Math::Score[Math::kBlocksPerStep][Math::kScoreRegisters];
+  using Probabilities = uint32_t[Math::kBlocksPerStep][Math::kProbabilityRegisters];
+  static constexpr int kBlocks = Math::kBlocksPerStep;
+
+  // Walks the blocks of keys from the last, where masks apply, to the first.
+  __device__ void compute(const TileCoordinates& tile, uint32_t query_parity) {
     first_row_ = tile.query_tile * Traits::kTileM + thread_.consumer * Traits::kWarpgroupM;
+    // Every row of the warpgroup sees the keys before this one.
+    const int visible_to_all = params_.mask.visible_end(first_row_);
     const int all = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
-    int block = blocks_for<Traits>(params_.mask, first_row_, Traits::kWarpgroupM);
-    begin(tile);
-    for (int skipped = block; skipped < all; ++skipped) skip_block();
-    if (Math::kBlocksPerStep == 2 && block % 2 == 1) {
-      step<1>(block - 1);
-      --block;
+    block_ = blocks_for<Traits>(params_.mask, first_row_, Traits::kWarpgroupM);
+    begin(tile, query_parity);
+    for (int skipped = block_; skipped < all; ++skipped) skip_block();
+    Scores scores;
+    if (kBlocks == 2 && block_ % 2 == 1) {
+      first_scores<1, true>(scores);
+      step<1, false>(scores);
     }
 #pragma unroll 1
-    for (; block > 0; block -= Math::kBlocksPerStep) step<Math::kBlocksPerStep>(block - 1);
+    while (block_ > 0 && block_ * Traits::kTileN > visible_to_all) {
+      first_scores<kBlocks, true>(scores);
+      step<kBlocks, false>(scores);
+    }
+    if constexpr (Traits::kOverlapsSteps) {
+      if (block_ > 0) {
+        first_scores<kBlocks, false>(scores);
+#pragma unroll 1
+        while (block_ > 0) step<kBlocks, true>(scores);
+        step<kBlocks, false>(scores);
+      }
+    } else {
+#pragma unroll 1
+      while (block_ > 0) {
+        first_scores<kBlocks, false>(scores);
+        step<kBlocks, false>(scores);
+      }
+    }
     if constexpr (!Math::kQueryInRegisters) release(shared_.query_ring[thread_.consumer].empty[0]);
     finish(tile);
   }
 
-  // Scales, the query fragment, empty accumulators.
-  __device__ void begin(const TileCoordinates& tile) {
-    const int kv_head = tile.head / params_.queries_per_kv;
-    const float common = params_.softmax_scale_log2 * params_.k_scale.at(tile.batch, kv_head);
-    float multiplier[2];
+  // From a score to octaves, for the rows of this thread.
+  __device__ void load_multipliers(const TileCoordinates& tile, float (&multiplier)[2]) const {
+    const float common =
+        params_.softmax_scale_log2 * params_.k_scale.at(tile.batch, params_.queries_per_kv.divide(tile.head));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = min(first_row_ + thread_.row(i), params_.mask.query_length - 1);
       multiplier[i] = common * params_.q_scale.at(tile.batch, tile.head, row);
     }
-    wait_barrier(&shared_.query_ring[thread_.consumer].full[0], query_parity_);
-    query_parity_ ^= 1;
+  }
+
+  // Scales, the query fragment, empty accumulators.
+  __device__ void begin(const TileCoordinates& tile, uint32_t query_parity) {
+    float multiplier[2];
+    load_multipliers(tile, multiplier);
+    wait_barrier(&shared_.query_ring[thread_.consumer].full[0], query_parity);
     if constexpr (Math::kQueryInRegisters) {
       // The rescaling decision waits for every load, so the tile is free behind it.
       Math::load_query(query_, query_address(), thread_.warp, thread_.lane, multiplier);
@@ -75,62 +104,85 @@ class Consumer {
     Math::clear(output_);
   }
 
-  // Blocks last, last - 1, .. (kBlocks of them): scores, probabilities, P V.
-  template <int kBlocks>
-  __device__ __forceinline__ void step(int last) {
-    typename Math::Score scores[kBlocks][Math::kScoreRegisters];
-    uint32_t probabilities[kBlocks][Math::kProbabilityRegisters];
-    float rescale[2];
-    compute_scores(scores, last);
-    softmax_.update(scores, probabilities, rescale);
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) ptx::pin(probabilities[b]);
-
-    // All waits come before the first product: a wait inside a chain of wgmma would serialise it.
-    uint32_t values[kBlocks];
-    RingPosition<Traits::kStages> position = value_;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      wait_barrier(&shared_.value_ring.full[position.stage], position.parity);
-      values[b] = ptx::shared_address(shared_.value[position.stage]);
-      position.advance();
-    }
-    Math::add_values(output_, probabilities, rescale, values);
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) release_stage(shared_.value_ring, value_);
+  // Issues the product of the query with one block of keys, as a group.
+  __device__ __forceinline__ void issue_scores(typename Math::Score (&scores)[Math::kScoreRegisters], uint32_t key) {
+    Math::issue_scores(scores, query_, query_address(), key);
+    ptx::wgmma_commit();
   }
 
-  template <int kBlocks>
-  __device__ __forceinline__ void compute_scores(typename Math::Score (&scores)[kBlocks][Math::kScoreRegisters],
-                                                 int last) {
-    uint32_t keys[kBlocks];
-    RingPosition<Traits::kStages> position = key_;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      wait_barrier(&shared_.key_ring.full[position.stage], position.parity);
-      keys[b] = ptx::shared_address(shared_.key[position.stage]);
-      position.advance();
-    }
+  // Behind the wait for that product: the stage goes back, mask, maxima.
+  template <bool kMasked>
+  __device__ __forceinline__ void receive_scores(typename Math::Score (&scores)[Math::kScoreRegisters]) {
+    ptx::pin(scores);
+    release_stage(shared_.key_ring, key_);
+    --block_;
+    Math::adjust_scores(scores, sign_);
+    if constexpr (kMasked) mask_block(scores, block_);
+    softmax_.raise_maxima(scores);
+  }
+
+  // The scores of the next kCount blocks, nothing overlapped.
+  template <int kCount, bool kMasked>
+  __device__ __forceinline__ void first_scores(Scores& scores) {
+    uint32_t keys[kCount];
+    wait_stages(shared_.key_ring, shared_.key, key_, keys);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      Math::issue_scores(scores[b], query_, query_address(), keys[b]);
-      ptx::wgmma_commit();
-    }
-    if constexpr (kBlocks == 2) {
-      ptx::wgmma_wait<1>();
-      ptx::pin(scores[0]);
-      release_stage(shared_.key_ring, key_);
-    }
+    for (int b = 0; b < kCount; ++b) issue_scores(scores[b], keys[b]);
     ptx::wgmma_wait<0>();
-    ptx::pin(scores[kBlocks - 1]);
-    release_stage(shared_.key_ring, key_);
-    const int keys_end = (last + 1) * Traits::kTileN;
-    const bool all_visible = params_.mask.visible_end(first_row_) >= keys_end;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      Math::adjust_scores(scores[b], sign_);
-      if (!all_visible) mask_block(scores[b], last - b);
+    for (int b = 0; b < kCount; ++b) receive_scores<kMasked>(scores[b]);
+    softmax_.template prepare<kCount>(scores, rescale_);
+  }
+
+  // Probabilities and P V of the kCount blocks whose scores are there. kMore: brings in the scores of the next step,
+  // whose products are queued behind P V so that the tensor core works through the fold and the maxima.
+  template <int kCount, bool kMore>
+  __device__ __forceinline__ void step(Scores& scores) {
+    Probabilities probabilities;
+    softmax_.template probabilities<kCount>(scores, probabilities);
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) ptx::pin(probabilities[b]);
+    Math::rescale_output(output_, rescale_);
+
+    // All waits come before the first product: a wait inside a chain of wgmma would serialise it.
+    uint32_t values[kCount], keys[kBlocks];
+    wait_stages(shared_.value_ring, shared_.value, value_, values);
+    if constexpr (kMore) wait_stages(shared_.key_ring, shared_.key, key_, keys);
+
+    typename Math::Fresh fresh;
+    ptx::wgmma_fence();
+    Math::issue_values(output_, fresh, probabilities, values);
+    ptx::wgmma_commit();
+    if constexpr (kMore) issue_scores(scores[0], keys[0]);
+    ptx::wgmma_wait<kMore ? 1 : 0>();
+    // The probabilities' registers are free now, which is what the second block of scores waited for.
+    if constexpr (kMore && kBlocks == 2) issue_scores(scores[1], keys[1]);
+    Math::fold(output_, fresh, rescale_);
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) release_stage(shared_.value_ring, value_);
+    if constexpr (kMore) {
+      if constexpr (kBlocks == 2) {
+        ptx::wgmma_wait<1>();
+        receive_scores<false>(scores[0]);
+      }
+      ptx::wgmma_wait<0>();
+      receive_scores<false>(scores[kBlocks - 1]);
+      softmax_.template prepare<kBlocks>(scores, rescale_);
+    }
+  }
+
+  // Waits for as many stages as there are addresses and gives them, in order.
+  template <int kCount, int kBytes>
+  __device__ __forceinline__ static void wait_stages(RingBarriers<Traits::kStages>& ring,
+                                                     uint8_t (&stages)[Traits::kStages][kBytes],
+                                                     RingPosition<Traits::kStages> position,
+                                                     uint32_t (&addresses)[kCount]) {
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) {
+      wait_barrier(&ring.full[position.stage], position.parity);
+      addresses[b] = ptx::shared_address(stages[position.stage]);
+      position.advance();
     }
   }
 
@@ -152,24 +204,32 @@ class Consumer {
   }
 
   __device__ void finish(const TileCoordinates& tile) {
-    const int kv_head = tile.head / params_.queries_per_kv;
+    const int kv_head = params_.queries_per_kv.divide(tile.head);
     const bool per_channel = params_.v_scale.inner_stride != 0;
     const float v_scale = per_channel ? 1.0f : params_.v_scale.at(tile.batch, kv_head);
-    float factor[2];
+    float factor[2], sum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum = Math::stored_sum(output_, softmax_, i);
-      const bool empty = sum == 0.0f;  // the row sees no key
-      factor[i] = empty ? 0.0f : v_scale / sum;
-      const int row = first_row_ + thread_.row(i);
-      if (params_.lse != nullptr && (thread_.lane & 3) == 0 && row < params_.mask.query_length) {
-        constexpr float kLn2 = 0.693147180559945f;
-        params_.lse[tile.batch * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
-                    row * params_.lse_row_stride] = empty ? -INFINITY : softmax_.log2_sum(i, sum) * kLn2;
-      }
+      sum[i] = Math::stored_sum(output_, softmax_, i);
+      factor[i] = sum[i] == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum[i]);  // 0: the row sees no key
     }
+    if (params_.lse != nullptr) store_lse(tile, sum);
     if (per_channel) scale_channels(output_.value, params_.v_scale, tile.batch, kv_head, thread_.lane);
     store_output<Traits>(shared_, maps_, params_, tile, output_.value, factor, thread_);
+  }
+
+  __device__ void store_lse(const TileCoordinates& tile, const float (&sum)[2]) const {
+    float multiplier[2];
+    load_multipliers(tile, multiplier);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row_ + thread_.row(i);
+      if ((thread_.lane & 3) != 0 || row >= params_.mask.query_length) continue;
+      constexpr float kLn2 = 0.693147180559945f;
+      params_.lse[tile.batch * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
+                  row * params_.lse_row_stride] =
+          sum[i] == 0.0f ? -INFINITY : softmax_.log2_sum(i, sum[i], multiplier[i]) * kLn2;
+    }
   }
 
   __device__ uint32_t query_address() const { return ptx::shared_address(shared_.query[thread_.consumer]); }
@@ -189,8 +249,9 @@ class Consumer {
   const PrefillParams& params_;
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
-  uint32_t query_parity_ = 0;
   int first_row_;
+  int block_;         // blocks whose scores have not been received yet
+  float rescale_[2];  // of the output, before the received scores' P V is added
   float sign_ = 1.0f;
   typename Math::Query query_;
   typename Math::Output output_;

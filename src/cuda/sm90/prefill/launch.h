@@ -39,18 +39,14 @@ inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_i
 // heads than whose keys and values stay in half of the L2 cache, which all of them walk through.
 inline TileOrder tile_order(const PrefillProblem& problem, int tile_m, int l2_bytes) {
   const std::int64_t query_length = problem.q.shape[1], key_length = problem.k.shape[1];
-  TileOrder order;
-  order.query_tiles = static_cast<int>((query_length + tile_m - 1) / tile_m);
-  order.heads = static_cast<int>(problem.q.shape[2]);
-  order.pairs = static_cast<int>(problem.q.shape[0] * problem.q.shape[2]);
-  order.pairs_per_section = 1;
-  if (problem.causal) {
-    const std::int64_t bytes = key_length * (problem.k.shape[3] + problem.out.shape[3]) * size_of(problem.k.dtype);
-    const std::int64_t group = problem.q.shape[2] / problem.k.shape[2];
-    const std::int64_t fitting = std::max<std::int64_t>(1, l2_bytes / 2 / std::max<std::int64_t>(bytes, 1)) * group;
-    order.pairs_per_section = static_cast<int>(std::min<std::int64_t>(fitting, order.pairs));
-  }
-  return order;
+  const int query_tiles = static_cast<int>((query_length + tile_m - 1) / tile_m);
+  const int heads = static_cast<int>(problem.q.shape[2]);
+  const int pairs = static_cast<int>(problem.q.shape[0] * heads);
+  if (!problem.causal) return TileOrder(query_tiles, heads, pairs, 1);
+  const std::int64_t bytes = key_length * (problem.k.shape[3] + problem.out.shape[3]) * size_of(problem.k.dtype);
+  const std::int64_t fitting = std::max<std::int64_t>(1, l2_bytes / 2 / std::max<std::int64_t>(bytes, 1));
+  const std::int64_t group = heads / problem.k.shape[2];
+  return TileOrder(query_tiles, heads, pairs, static_cast<int>(std::min<std::int64_t>(fitting * group, pairs)));
 }
 
 template <class Traits>
@@ -82,7 +78,7 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   PrefillParams params{};
   params.mask = {static_cast<int>(problem.q.shape[1]), static_cast<int>(problem.k.shape[1]), problem.causal};
   params.order = tile_order(problem, Traits::kTileM, l2_bytes(device));
-  params.queries_per_kv = static_cast<int>(problem.q.shape[2] / problem.k.shape[2]);
+  params.queries_per_kv = Divisor(static_cast<int>(problem.q.shape[2] / problem.k.shape[2]));
   const double softmax_scale =
       problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(Traits::kHeadDimQk));
   params.softmax_scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);

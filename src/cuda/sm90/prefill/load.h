@@ -8,6 +8,7 @@
 #include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/prefill/transpose.h"
 #include "cuda/sm90/tile/pipeline.h"
+#include "cuda/sm90/tile/scheduler.h"
 
 namespace fp8attn::cuda {
 
@@ -31,7 +32,7 @@ class Producer {
     for (TileCoordinates tile; schedule.next(tile);) {
       const int first_row = tile.query_tile * Traits::kTileM;
       load_query(tile, first_row);
-      const int kv_head = tile.head / params_.queries_per_kv;
+      const int kv_head = params_.queries_per_kv.divide(tile.head);
       for (int block = blocks_for<Traits>(params_.mask, first_row, Traits::kTileM) - 1; block >= 0; --block) {
         load_rows<typename Traits::KeyTile>(maps_.key, shared_.key_ring, shared_.key, key_, kv_head, block, tile.batch);
         if constexpr (Traits::kTransposesV) {
@@ -72,7 +73,8 @@ class Producer {
   }
 
  private:
-  __device__ static void load(void* destination, const CUtensorMap& map, uint64_t* barrier, int x, int y, int z, int w) {
+  __device__ static void load(void* destination, const CUtensorMap& map, uint64_t* barrier, int x, int y, int z,
+                              int w) {
     const int32_t coordinates[4] = {x, y, z, w};
     ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
                                       coordinates, barrier);
@@ -91,7 +93,8 @@ class Producer {
     expect_bytes(barrier, Tile::kBytes);
 #pragma unroll
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      load(destination + chunk * Tile::kRows * Tile::kChunkBytes, map, barrier, chunk * kChunkChannels, head, row, batch);
+      load(destination + chunk * Tile::kRows * Tile::kChunkBytes, map, barrier, chunk * kChunkChannels, head, row,
+           batch);
     }
   }
 
@@ -106,8 +109,9 @@ class Producer {
   }
 
   template <class Tile, int kStages, int kBytes>
-  __device__ static void load_rows(const CUtensorMap& map, RingBarriers<kStages>& ring, uint8_t (&stages)[kStages][kBytes],
-                                   RingPosition<kStages>& position, int head, int block, int batch) {
+  __device__ static void load_rows(const CUtensorMap& map, RingBarriers<kStages>& ring,
+                                   uint8_t (&stages)[kStages][kBytes], RingPosition<kStages>& position, int head,
+                                   int block, int batch) {
     wait_barrier(&ring.empty[position.stage], position.parity ^ 1);
     load_chunks<Tile>(stages[position.stage], map, &ring.full[position.stage], head, block * Traits::kTileN, batch);
     position.advance();

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
-#include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/tile/softmax_float.h"
 
 namespace fp8attn::cuda {
@@ -32,14 +32,13 @@ struct Math16Bit {
   }
 
   __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query&, uint32_t query, uint32_t key) {
-    const uint64_t a = Traits::QueryTile::k_major_descriptor(query);
-    const uint64_t b = Traits::KeyTile::k_major_descriptor(key);
 #pragma unroll
     for (int k = 0; k < Traits::kHeadDimQk / 16; ++k) {
-      const uint64_t a_k = a + Traits::QueryTile::k_major_step(32 * k);
-      const uint64_t b_k = b + Traits::KeyTile::k_major_step(32 * k);
+      const uint64_t a_k = Traits::QueryTile::k_major_descriptor(query, 32 * k);
+      const uint64_t b_k = Traits::KeyTile::k_major_descriptor(key, 32 * k);
       if (k == 0) {
-        kBF16 ? ptx::wgmma_bf16_f32_n128_ss_first(scores, a_k, b_k) : ptx::wgmma_f16_f32_n128_ss_first(scores, a_k, b_k);
+        kBF16 ? ptx::wgmma_bf16_f32_n128_ss_first(scores, a_k, b_k)
+              : ptx::wgmma_f16_f32_n128_ss_first(scores, a_k, b_k);
       } else {
         kBF16 ? ptx::wgmma_bf16_f32_n128_ss_add(scores, a_k, b_k) : ptx::wgmma_f16_f32_n128_ss_add(scores, a_k, b_k);
       }
@@ -53,39 +52,38 @@ struct Math16Bit {
     for (float& score : scores) score *= sign;
   }
 
-  // output = output * rescale + P V, in the tensor core's float32 accumulator, which is exact enough for 16-bit inputs.
-  template <int kBlocks>
-  __device__ static void add_values(Output& output, uint32_t (&probabilities)[kBlocks][kProbabilityRegisters],
-                                    const float (&rescale)[2], const uint32_t (&values)[kBlocks]) {
+  // P V goes into the output's own accumulator, rescaled before: float32 is exact enough for 16-bit inputs.
+  struct Fresh {};
+
+  __device__ static void rescale_output(Output& output, const float (&rescale)[2]) {
 #pragma unroll
     for (int j = 0; j < kDim / 8; ++j) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) output.value[4 * j + r] *= rescale[r >> 1];
     }
     ptx::pin(output.value);
-    ptx::wgmma_fence();
+  }
+
+  template <int kBlocks>
+  __device__ static void issue_values(Output& output, Fresh&, const uint32_t (&probabilities)[1][kProbabilityRegisters],
+                                      const uint32_t (&values)[kBlocks]) {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const uint64_t b = Traits::ValueTile::n_major_descriptor(values[block]);
-#pragma unroll
-      for (int k = 0; k < Traits::kTileN / 16; ++k) {
-        const uint32_t* p = probabilities[block] + 4 * k;
-        const uint32_t a[4] = {p[0], p[1], p[2], p[3]};
-        const uint64_t b_k = b + Traits::ValueTile::n_major_step(16 * k);
-        if constexpr (kDim == 64) {
-          kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, a, b_k)
-                : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, a, b_k);
-        } else {
-          static_assert(kDim == 128);
-          kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, a, b_k)
-                : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, a, b_k);
-        }
+    for (int k = 0; k < Traits::kTileN / 16; ++k) {
+      const uint32_t* p = probabilities[0] + 4 * k;
+      const uint32_t a[4] = {p[0], p[1], p[2], p[3]};
+      const uint64_t b = Traits::ValueTile::n_major_descriptor(values[0], 16 * k);
+      if constexpr (kDim == 64) {
+        kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, a, b)
+              : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, a, b);
+      } else {
+        static_assert(kDim == 128);
+        kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, a, b)
+              : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, a, b);
       }
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::pin(output.value);
   }
+
+  __device__ static void fold(Output& output, Fresh&, const float (&)[2]) { ptx::pin(output.value); }
 
   __device__ static float stored_sum(const Output&, const Softmax& softmax, int i) { return softmax.sum(i); }
 };

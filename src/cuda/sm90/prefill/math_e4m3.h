@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
-#include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/tile/softmax_half.h"
 
 namespace fp8attn::cuda {
@@ -71,43 +71,39 @@ struct MathE4M3 {
   }
 
   __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query& query, uint32_t, uint32_t key) {
-    const uint64_t b = Traits::KeyTile::k_major_descriptor(key);
-    ptx::wgmma_e4m3_f16_n128_rs_first(scores, query.fragment[0], b);
+    ptx::wgmma_e4m3_f16_n128_rs_first(scores, query.fragment[0], Traits::KeyTile::k_major_descriptor(key, 0));
 #pragma unroll
     for (int k = 1; k < Traits::kHeadDimQk / 32; ++k) {
-      ptx::wgmma_e4m3_f16_n128_rs_add(scores, query.fragment[k], b + Traits::KeyTile::k_major_step(32 * k));
+      ptx::wgmma_e4m3_f16_n128_rs_add(scores, query.fragment[k], Traits::KeyTile::k_major_descriptor(key, 32 * k));
     }
   }
 
   __device__ static void adjust_scores(Score (&)[kScoreRegisters], float) {}
 
-  // output = output * rescale + P V, summed by the tensor core in a fresh accumulator and added in float32.
+  // P V is summed by the tensor core over one step in a fresh accumulator, and folded into float32: output = output *
+  // rescale + fresh. The columns behind the channels are the sums of the probabilities.
+  using Fresh = float[kDim / 2 + Traits::kOnesRows / 2];
+
+  __device__ static void rescale_output(Output&, const float (&)[2]) {}
+
   template <int kBlocks>
-  __device__ static void add_values(Output& output, uint32_t (&probabilities)[kBlocks][kProbabilityRegisters],
-                                    const float (&rescale)[2], const uint32_t (&values)[kBlocks]) {
-    constexpr int kRegisters = kDim / 2 + Traits::kOnesRows / 2;
-    float fresh[kRegisters];
-    ptx::wgmma_fence();
+  __device__ static void issue_values(Output&, Fresh& fresh, const uint32_t (&probabilities)[2][kProbabilityRegisters],
+                                      const uint32_t (&values)[kBlocks]) {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const uint64_t b = Traits::PackedValueTile::k_major_descriptor(values[block]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const uint32_t* p = probabilities[block] + 4 * k;
         const uint32_t a[4] = {p[0], p[1], p[2], p[3]};
-        multiply_values(fresh, a, b + Traits::PackedValueTile::k_major_step(32 * k), block == 0 && k == 0);
+        multiply(fresh, a, Traits::PackedValueTile::k_major_descriptor(values[block], 32 * k), block == 0 && k == 0);
       }
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
+  }
+
+  __device__ static void fold(Output& output, Fresh& fresh, const float (&rescale)[2]) {
     ptx::pin(fresh);
 #pragma unroll
-    for (int j = 0; j < kDim / 8; ++j) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        output.value[4 * j + r] = fmaf(output.value[4 * j + r], rescale[r >> 1], fresh[4 * j + r]);
-      }
-    }
+    for (int r = 0; r < kDim / 2; ++r) output.value[r] = fmaf(output.value[r], rescale[r >> 1 & 1], fresh[r]);
     output.sum[0] = fmaf(output.sum[0], rescale[0], fresh[kDim / 2]);
     output.sum[1] = fmaf(output.sum[1], rescale[1], fresh[kDim / 2 + 2]);
   }
@@ -115,21 +111,12 @@ struct MathE4M3 {
   __device__ static float stored_sum(const Output& output, const Softmax&, int i) { return output.sum[i]; }
 
  private:
-  template <int kRegisters>
-  __device__ static void multiply_values(float (&fresh)[kRegisters], const uint32_t (&a)[4], uint64_t b, bool first) {
+  __device__ static void multiply(Fresh& fresh, const uint32_t (&a)[4], uint64_t b, bool first) {
     if constexpr (kDim == 64) {
-      if (first) {
-        ptx::wgmma_e4m3_f32_n72_rs_first(fresh, a, b);
-      } else {
-        ptx::wgmma_e4m3_f32_n72_rs_add(fresh, a, b);
-      }
+      first ? ptx::wgmma_e4m3_f32_n72_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n72_rs_add(fresh, a, b);
     } else {
       static_assert(kDim == 128);
-      if (first) {
-        ptx::wgmma_e4m3_f32_n136_rs_first(fresh, a, b);
-      } else {
-        ptx::wgmma_e4m3_f32_n136_rs_add(fresh, a, b);
-      }
+      first ? ptx::wgmma_e4m3_f32_n136_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n136_rs_add(fresh, a, b);
     }
   }
 

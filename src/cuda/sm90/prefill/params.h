@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "api/mask.h"
-#include "cuda/sm90/tile/scheduler.h"
+#include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
 
@@ -27,7 +27,7 @@ struct PrefillMaps {
 struct PrefillParams {
   Mask mask;
   TileOrder order;
-  int queries_per_kv;  // query heads that share a key head
+  Divisor queries_per_kv;    // query heads that share a key head
   float softmax_scale_log2;  // softmax scale * log2(e)
   ScaleView q_scale, k_scale, v_scale;
   float* lse;  // nullptr: not wanted

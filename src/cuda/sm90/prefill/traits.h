@@ -60,14 +60,17 @@ struct PrefillTraits {
   // 168 registers a thread at launch; what the producer gives back the consumers take. The transposition needs 40.
   static constexpr int kProducerRegisters = kTransposesV ? 40 : 24;
   static constexpr int kConsumerRegisters = kTransposesV ? 232 : 240;
+  // Whether the scores of the next step are computed behind P V of this one. At d = 128 in e4m3 the registers do not
+  // suffice for it (docs/kernels/prefill.md).
+  static constexpr bool kOverlapsSteps = !kIsE4M3 || kHeadDimV == 64;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
 
   using QueryTile = SharedTile<kWarpgroupM, kHeadDimQk * Element::kBytes>;
   using KeyTile = SharedTile<kTileN, kHeadDimQk * Element::kBytes>;
-  using RowMajorValueTile = SharedTile<kTileN, kHeadDimV * Element::kBytes>;           // [token][channel]
-  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kTileN>;                    // [channel][token]
+  using RowMajorValueTile = SharedTile<kTileN, kHeadDimV * Element::kBytes>;  // [token][channel]
+  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kTileN>;          // [channel][token]
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, kHeadDimV * 2>;
 
@@ -80,9 +83,9 @@ struct PrefillTraits {
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t raw_value[std::max(kRawStages, 1)][kTransposesV ? RowMajorValueTile::kBytes : 16];
     alignas(1024) uint8_t out[kConsumers][OutTile::kBytes];
-    RingBarriers<1> query_ring[kConsumers];  // TMA -> one consumer warpgroup
-    RingBarriers<kStages> key_ring;          // TMA -> both consumer warpgroups
-    RingBarriers<kStages> value_ring;        // TMA or the transposing warps -> both consumer warpgroups
+    RingBarriers<1> query_ring[kConsumers];          // TMA -> one consumer warpgroup
+    RingBarriers<kStages> key_ring;                  // TMA -> both consumer warpgroups
+    RingBarriers<kStages> value_ring;                // TMA or the transposing warps -> both consumer warpgroups
     RingBarriers<std::max(kRawStages, 1)> raw_ring;  // TMA -> the transposing warps
   };
   // Dynamic shared memory is aligned to 1024 bytes by hand.

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/prefill/traits.h"
+#include "cuda/sm90/ptx/matrix.h"
 
 namespace fp8attn::cuda {
 

@@ -23,8 +23,8 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
 
 }  // namespace
 
-// instances/<function>.cu. The build defines FP8ATTN_WITH_FP8, FP8ATTN_WITH_FP16 and FP8ATTN_WITH_HEAD_DIM_<d> as 0 or 1.
-// PRESENT(part, dim, function) is the launcher and what left it out, if anything did.
+// instances/<function>.cu. The build defines FP8ATTN_WITH_FP8, FP8ATTN_WITH_FP16 and FP8ATTN_WITH_HEAD_DIM_<d> as 0
+// or 1. PRESENT(part, dim, function) is the launcher and what left it out, if anything did.
 #define DECLARE(function) void function(const PrefillProblem&, Workspace, Stream);
 #define PRESENT(part, dim, function) PRESENT_(FP8ATTN_WITH_##part, FP8ATTN_WITH_HEAD_DIM_##dim, part, function)
 #define PRESENT_(part_on, dim_on, part, function) PRESENT__(part_on, dim_on, part, function)
@@ -34,7 +34,7 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
 #define PRESENT_01(part, function) nullptr, "FP8ATTN_" #part
 #define PRESENT_00(part, function) nullptr, "FP8ATTN_" #part
 
-#define E4M3_FUNCTIONS(X, dim)           \
+#define E4M3_FUNCTIONS(X, dim)               \
   X(prefill_e4m3_d##dim##_packed_exact)      \
   X(prefill_e4m3_d##dim##_packed_default)    \
   X(prefill_e4m3_d##dim##_packed_fast)       \
@@ -48,18 +48,15 @@ DECLARE(prefill_bf16_d128)
 DECLARE(prefill_fp16_d64)
 DECLARE(prefill_fp16_d128)
 
-#define E4M3_ROW(dim, layout, Layout, mode, Mode)                                                                    \
-  row("sm90-e4m3-d" #dim "-" #layout "-" #mode, DType::kE4M3, dim, VLayout::Layout, PMode::Mode,                      \
+#define E4M3_ROW(dim, layout, Layout, mode, Mode)                                                \
+  row("sm90-e4m3-d" #dim "-" #layout "-" #mode, DType::kE4M3, dim, VLayout::Layout, PMode::Mode, \
       PRESENT(FP8, dim, prefill_e4m3_d##dim##_##layout##_##mode))
-#define E4M3_ROWS(dim)                                  \
-  E4M3_ROW(dim, packed, kPacked, default, kDefault),    \
-  E4M3_ROW(dim, packed, kPacked, exact, kExact),        \
-  E4M3_ROW(dim, packed, kPacked, fast, kFast),          \
-  E4M3_ROW(dim, row_major, kRowMajor, default, kDefault), \
-  E4M3_ROW(dim, row_major, kRowMajor, exact, kExact),   \
-  E4M3_ROW(dim, row_major, kRowMajor, fast, kFast)
-#define ROW_16BIT(dim, type, Type)                                                                         \
-  row("sm90-" #type "-d" #dim, DType::Type, dim, VLayout::kRowMajor, PMode::kDefault,                       \
+#define E4M3_ROWS(dim)                                                                                     \
+  E4M3_ROW(dim, packed, kPacked, default, kDefault), E4M3_ROW(dim, packed, kPacked, exact, kExact),        \
+      E4M3_ROW(dim, packed, kPacked, fast, kFast), E4M3_ROW(dim, row_major, kRowMajor, default, kDefault), \
+      E4M3_ROW(dim, row_major, kRowMajor, exact, kExact), E4M3_ROW(dim, row_major, kRowMajor, fast, kFast)
+#define ROW_16BIT(dim, type, Type)                                                    \
+  row("sm90-" #type "-d" #dim, DType::Type, dim, VLayout::kRowMajor, PMode::kDefault, \
       PRESENT(FP16, dim, prefill_##type##_d##dim))
 
 std::span<const PrefillVariant> prefill_variants() {

@@ -55,6 +55,18 @@ __device__ __forceinline__ float exp2_float(float a) {
   return d;
 }
 
+__device__ __forceinline__ float log2_float(float a) {
+  float d;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
+__device__ __forceinline__ float reciprocal(float a) {
+  float d;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
 // Two halves to two e4m3 codes, the lower one first. Saturates.
 __device__ __forceinline__ uint16_t e4m3x2_from_half2(uint32_t a) {
   uint16_t d;

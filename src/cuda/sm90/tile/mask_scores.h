@@ -12,12 +12,9 @@ __device__ __forceinline__ void mask_scores(uint32_t (&scores)[32], const int (&
     const int end = visible[i] - 2 * (lane & 3);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      uint32_t& pair = scores[2 * j + i];
-      if (8 * j >= end) {
-        pair = 0xFC00FC00;  // -infinity twice
-      } else if (8 * j + 1 >= end) {
-        pair = (pair & 0xFFFFu) | 0xFC000000;
-      }
+      // A byte permute with minus infinity twice: both, the upper or no half replaced.
+      const uint32_t selector = 8 * j >= end ? 0x7654 : (8 * j + 1 >= end ? 0x7610 : 0x3210);
+      scores[2 * j + i] = __byte_perm(scores[2 * j + i], 0xFC00FC00, selector);
     }
   }
 }

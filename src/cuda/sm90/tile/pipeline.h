@@ -12,9 +12,7 @@ __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity)
   }
 }
 
-__device__ __forceinline__ void arrive_barrier(uint64_t* barrier) {
-  ::cuda::ptx::mbarrier_arrive(barrier);
-}
+__device__ __forceinline__ void arrive_barrier(uint64_t* barrier) { ::cuda::ptx::mbarrier_arrive(barrier); }
 
 // The barriers of a ring. full: the producer's expect_tx arrival and the bytes of TMA; empty:
 // one arrival of every consumer warp.

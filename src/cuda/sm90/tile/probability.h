@@ -1,8 +1,8 @@
 // From scores to the e4m3 codes of probabilities, two elements at a time in packed half arithmetic.
 //
-// A form is given x * multiplier + offset with the row's largest score at kTop, in units of 1 / kUnitsPerOctave octaves,
-// and makes a code whose value is about 2^((that - kTop) / kUnitsPerOctave + 8): the largest probability of a row is
-// stored as 256. The constant cancels in the division by the sum of the stored probabilities.
+// A form is given x * multiplier + offset with the row's largest score at kTop, in units of 1 / kUnitsPerOctave
+// octaves, and makes a code whose value is about 2^((that - kTop) / kUnitsPerOctave + 8): the largest probability of a
+// row is stored as 256. The constant cancels in the division by the sum of the stored probabilities.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,16 @@ struct ExactProbability {
   static constexpr uint32_t kTop = 0x48004800;  // 8.0
   static constexpr float kTopValue = 8.0f;
 
-  // Codes of the two elements of `a` and the two of `b`.
-  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset) {
-    const uint16_t low = ptx::e4m3x2_from_half2(ptx::exp2_half2(ptx::fma_half2(a, multiplier, offset)));
-    const uint16_t high = ptx::e4m3x2_from_half2(ptx::exp2_half2(ptx::fma_half2(b, multiplier, offset)));
+  // Codes of the two elements of `a` and the two of `b`, which become word `word` (a constant after unrolling) of the
+  // A operands of a block.
+  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int) {
+    return convert(ptx::fma_half2(a, multiplier, offset), ptx::fma_half2(b, multiplier, offset));
+  }
+
+  // Codes of 2^a and 2^b.
+  __device__ static uint32_t convert(uint32_t a, uint32_t b) {
+    const uint16_t low = ptx::e4m3x2_from_half2(ptx::exp2_half2(a));
+    const uint16_t high = ptx::e4m3x2_from_half2(ptx::exp2_half2(b));
     return low | static_cast<uint32_t>(high) << 16;
   }
 };
@@ -36,17 +42,27 @@ struct QuadraticProbability {
   static constexpr uint32_t kTop = 0;
   static constexpr float kTopValue = 0.0f;
 
-  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset) {
-    return __byte_perm(pair(ptx::fma_half2(a, multiplier, offset)), pair(ptx::fma_half2(b, multiplier, offset)), 0x6420);
+  // Every fourth word, of either row in turn, is made as the exact form does: the special-function unit would idle
+  // otherwise, and the half-precision pipe is what the loop waits for (docs/kernels/prefill.md).
+  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int word) {
+    const int product = word / 4;
+    if (word % 4 == 2 + product % 2) {
+      constexpr uint32_t kEighth = 0x30003000;
+      const uint32_t octaves_a = ptx::fma_half2(ptx::fma_half2(a, multiplier, offset), kEighth, ExactProbability::kTop);
+      const uint32_t octaves_b = ptx::fma_half2(ptx::fma_half2(b, multiplier, offset), kEighth, ExactProbability::kTop);
+      return ExactProbability::convert(octaves_a, octaves_b);
+    }
+    return __byte_perm(pair(ptx::fma_half2(a, multiplier, offset)), pair(ptx::fma_half2(b, multiplier, offset)),
+                       0x6420);
   }
 
  private:
   __device__ static uint32_t pair(uint32_t t) {
-    constexpr uint32_t k16 = 0x00100010;        // 16 * 2^-24
-    constexpr uint32_t k1920 = 0x07800780;      // 16 * 120 * 2^-24
+    constexpr uint32_t k16 = 0x00100010;    // 16 * 2^-24
+    constexpr uint32_t k1920 = 0x07800780;  // 16 * 120 * 2^-24
     constexpr uint32_t kFraction = 0x007F007F;
-    constexpr uint32_t kSlope = 0x797F797F;     // 0.3435 / 128 * 2^24
-    constexpr uint32_t kCurve = 0xB57FB57F;     // -0.3435
+    constexpr uint32_t kSlope = 0x797F797F;  // 0.3435 / 128 * 2^24
+    constexpr uint32_t kCurve = 0xB57FB57F;  // -0.3435
     constexpr uint32_t kSixteenth = 0x2C002C00;
     const uint32_t n = ptx::fma_relu_half2(t, k16, k1920);
     const uint32_t f = n & kFraction;
@@ -62,7 +78,7 @@ struct LinearProbability {
   static constexpr uint32_t kTop = 0x57795779;  // 119.5625
   static constexpr float kTopValue = 119.5625f;
 
-  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset) {
+  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int) {
     constexpr uint32_t k1024 = 0x64006400;
     return __byte_perm(ptx::add_half2(ptx::fma_relu_half2(a, multiplier, offset), k1024),
                        ptx::add_half2(ptx::fma_relu_half2(b, multiplier, offset), k1024), 0x6420);

@@ -1,31 +1,9 @@
 // Which query tiles a persistent CTA computes, in which order.
 #pragma once
 
-#include <cstdint>
+#include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
-
-struct TileCoordinates {
-  int query_tile, head, batch;
-};
-
-// How tiles are numbered. (batch, head) pairs are cut into sections whose keys and values fit the L2 cache together;
-// within a section tiles go from the last query tile, which sees the most keys under a causal mask, to the first, all
-// pairs of the section side by side. Without a mask a section is one pair.
-struct TileOrder {
-  int query_tiles, heads, pairs, pairs_per_section;
-
-  __host__ __device__ int count() const { return query_tiles * pairs; }
-
-  __host__ __device__ TileCoordinates at(int index) const {
-    const int section = index / (query_tiles * pairs_per_section);
-    const int first_pair = section * pairs_per_section;
-    const int width = pairs - first_pair < pairs_per_section ? pairs - first_pair : pairs_per_section;
-    const int within = index - first_pair * query_tiles;
-    const int pair = first_pair + within % width;
-    return {query_tiles - 1 - within / width, pair % heads, pair / heads};
-  }
-};
 
 // Walks the tiles of one CTA. Odd rounds run backwards over the CTAs, so that who got the longest tile of one round
 // gets the shortest of the next.
@@ -43,6 +21,9 @@ class StaticSchedule {
     tile = order_.at(index);
     return true;
   }
+
+  // Parity of the number of tiles before the one last given: that of a barrier used once a tile.
+  __device__ uint32_t parity() const { return (round_ - 1) & 1; }
 
  private:
   const TileOrder& order_;

@@ -24,25 +24,25 @@ struct SharedTile {
     return chunk * kRows * kChunkBytes + row * kChunkBytes + mixed * 16;
   }
 
-  // wgmma descriptor of the tile at `address` as a K-major operand: the bytes of a row are the reduction.
-  __device__ static uint64_t k_major_descriptor(uint32_t address) { return descriptor(address, 1); }
-
-  // Distance, in descriptor units, from the operand at byte 0 to the one at byte `k_byte` of the rows.
-  __device__ static constexpr uint64_t k_major_step(int k_byte) {
-    return (k_byte / kChunkBytes * kRows * kChunkBytes + k_byte % kChunkBytes) / 16;
+  // wgmma descriptor of the tile at `address` as a K-major operand, from byte `k_byte` of its rows: the bytes of a row
+  // are the reduction.
+  __device__ static uint64_t k_major_descriptor(uint32_t address, int k_byte) {
+    const int offset = k_byte / kChunkBytes * kRows * kChunkBytes + k_byte % kChunkBytes;
+    return descriptor(address, offset, 1);
   }
 
-  // The same tile as an N-major operand: the rows are the reduction. Chunks follow each other along N.
-  __device__ static uint64_t n_major_descriptor(uint32_t address) {
-    return descriptor(address, kRows * kChunkBytes / 16);
+  // The same tile as an N-major operand from row `row`: the rows are the reduction. Chunks follow each other along N.
+  __device__ static uint64_t n_major_descriptor(uint32_t address, int row) {
+    return descriptor(address, row * kChunkBytes, kRows * kChunkBytes / 16);
   }
-  __device__ static constexpr uint64_t n_major_step(int row) { return row * kChunkBytes / 16; }
 
  private:
-  __device__ static uint64_t descriptor(uint32_t address, uint64_t leading_offset) {
-    constexpr uint64_t kGroupOfRows = 8 * kChunkBytes / 16;
-    constexpr uint64_t kSwizzle = kChunkBytes == 128 ? 1 : 2;
-    return (address & 0x3FFFF) >> 4 | leading_offset << 16 | kGroupOfRows << 32 | kSwizzle << 62;
+  // Arithmetic on the low word only: the compiler does not know that an offset never carries into the high one.
+  __device__ static uint64_t descriptor(uint32_t address, uint32_t offset, uint32_t leading_offset) {
+    constexpr uint32_t kGroupOfRows = 8 * kChunkBytes / 16;
+    constexpr uint32_t kSwizzle = kChunkBytes == 128 ? 1 : 2;
+    const uint32_t low = ((address & 0x3FFFF) >> 4 | leading_offset << 16) + offset / 16;
+    return static_cast<uint64_t>(kGroupOfRows | kSwizzle << 30) << 32 | low;
   }
 };
 

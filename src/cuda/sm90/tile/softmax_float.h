@@ -7,8 +7,8 @@
 
 namespace fp8attn::cuda {
 
-// As SoftmaxHalf, for a 64 x 128 float accumulator: register 4 j + 2 i + c holds column 8 j + 2 (lane % 4) + c of row i.
-// The probabilities lie as the A operand of eight k16 products. Pack makes one register of two floats.
+// As SoftmaxHalf, for a 64 x 128 float accumulator: register 4 j + 2 i + c holds column 8 j + 2 (lane % 4) + c of row
+// i. The probabilities lie as the A operand of eight k16 products. Pack makes one register of two floats.
 template <class Pack>
 class SoftmaxFloat {
  public:
@@ -21,35 +21,51 @@ class SoftmaxFloat {
     }
   }
 
-  __device__ void update(float (&scores)[1][64], uint32_t (&probabilities)[1][32], float (&rescale)[2]) {
-    float bias[2];
+  // Takes note of the largest scores of one new block.
+  __device__ void raise_maxima(const float (&scores)[64]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float maximum = scores[0][2 * i];
+      block_maximum_[i] = scores[2 * i];
 #pragma unroll
-      for (int j = 0; j < 16; ++j) maximum = fmaxf(maximum, fmaxf(scores[0][4 * j + 2 * i], scores[0][4 * j + 2 * i + 1]));
+      for (int j = 0; j < 16; ++j) {
+        block_maximum_[i] = fmaxf(block_maximum_[i], fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]));
+      }
+    }
+  }
+
+  // Behind raise_maxima(): prepares the block's probabilities, and gives the factor that rescales what was summed
+  // before.
+  template <int kBlocks>
+  __device__ void prepare(const float (&)[1][64], float (&rescale)[2]) {
+    static_assert(kBlocks == 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float maximum = block_maximum_[i];
       maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 2));
       maximum = fmaxf(maximum_[i], maximum);
       // A row that sees no key yet: any finite bias gives 2^-infinity = 0.
       const float used = maximum == -INFINITY ? 0.0f : maximum;
       rescale[i] = ptx::exp2_float((maximum_[i] - used) * multiplier_[i]);
+      sum_[i] *= rescale[i];
       maximum_[i] = maximum;
-      bias[i] = -used * multiplier_[i];
+      bias_[i] = -used * multiplier_[i];
     }
-    float sum[2] = {0.0f, 0.0f};
+  }
+
+  // The probabilities of the block last prepared.
+  template <int kBlocks>
+  __device__ void probabilities(const float (&scores)[1][64], uint32_t (&packed)[1][32]) {
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float low = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i], multiplier_[i], bias[i]));
-        const float high = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i + 1], multiplier_[i], bias[i]));
-        sum[i] += low + high;
-        probabilities[0][2 * j + i] = Pack::pack(low, high);
+        const float low = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i], multiplier_[i], bias_[i]));
+        const float high = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i + 1], multiplier_[i], bias_[i]));
+        sum_[i] += low + high;
+        packed[0][2 * j + i] = Pack::pack(low, high);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) sum_[i] = fmaf(sum_[i], rescale[i], sum[i]);
   }
 
   // The sum of row i's probabilities, relative to its maximum.
@@ -59,11 +75,15 @@ class SoftmaxFloat {
     return total + __shfl_xor_sync(0xFFFFFFFFu, total, 2);
   }
 
-  __device__ float log2_sum(int i, float stored_sum) const { return log2f(stored_sum) + maximum_[i] * multiplier_[i]; }
+  __device__ float log2_sum(int i, float stored_sum, float) const {
+    return ptx::log2_float(stored_sum) + maximum_[i] * multiplier_[i];
+  }
 
  private:
-  float multiplier_[2];  // from a score to octaves
+  float multiplier_[2];     // from a score to octaves
+  float block_maximum_[2];  // what this thread holds of the last block
   float maximum_[2];
+  float bias_[2];  // -maximum in octaves
   float sum_[2];
 };
 

@@ -25,113 +25,115 @@ class SoftmaxHalf {
     offset_[0] = offset_[1] = kNoKeyYet;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Beyond the range of half, neighbouring scores are octaves apart and the clamp changes no probability.
-      const float units = fminf(multiplier[i] * Form::kUnitsPerOctave, 65504.0f);
+      // Within the range of half: above it neighbouring scores are octaves apart, below it all scores are alike, so the
+      // clamp changes no probability.
+      const float units = fminf(fmaxf(multiplier[i] * Form::kUnitsPerOctave, 0x1p-24f), 65504.0f);
       multiplier_[i] = ptx::half2_from_floats(units, units);
     }
   }
 
-  // Takes kBlocks blocks of scores; gives their codes and the factor that rescales what was summed before.
+  // Takes note of the largest scores of one new block.
+  __device__ void raise_maxima(const uint32_t (&scores)[32]) {
+    uint32_t row[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t chain[2] = {scores[i], scores[2 + i]};  // two, to halve the latency
+#pragma unroll
+      for (int j = 2; j < 16; j += 2) {
+        chain[0] = ptx::max_half2(chain[0], scores[2 * j + i]);
+        chain[1] = ptx::max_half2(chain[1], scores[2 * j + 2 + i]);
+      }
+      row[i] = ptx::max_half2(chain[0], chain[1]);
+    }
+    maxima_ = ptx::max_half2(maxima_,
+                             ptx::max_half2(__byte_perm(row[0], row[1], 0x5410), __byte_perm(row[0], row[1], 0x7632)));
+  }
+
+  // Behind raise_maxima() of kBlocks blocks: prepares their probabilities, and gives the factor that rescales what was
+  // summed before.
   template <int kBlocks>
-  __device__ void update(uint32_t (&scores)[kBlocks][32], uint32_t (&codes)[kBlocks][16], float (&rescale)[2]) {
-    raise_maxima(scores);
+  __device__ void prepare(uint32_t (&scores)[2][32], float (&rescale)[2]) {
+    maxima_ = ptx::max_half2(maxima_, __shfl_xor_sync(0xFFFFFFFFu, maxima_, 1));
+    maxima_ = ptx::max_half2(maxima_, __shfl_xor_sync(0xFFFFFFFFu, maxima_, 2));
     const uint32_t negated = __byte_perm(multiplier_[0], multiplier_[1], 0x5410) ^ 0x80008000u;
     const uint32_t offsets = ptx::fma_half2(maxima_, negated, Form::kTop);
     // The rounding of a large offset may push the top code beyond the largest one; no key yet shows as infinity.
     constexpr uint32_t kLimit = 0x73FF73FF;  // below 16384, where the last place is 8 units
     const bool in_range = __hblt2(as_half2(offsets & 0x7FFF7FFFu), as_half2(kLimit));
     float next[2];
-    uint32_t multiplier[2] = {multiplier_[0], multiplier_[1]};
-    uint32_t offset[2] = {__byte_perm(offsets, offsets, 0x1010), __byte_perm(offsets, offsets, 0x3232)};
     if (__all_sync(0xFFFFFFFFu, in_range)) {
       next[0] = ptx::low_half_to_float(offsets);
       next[1] = ptx::high_half_to_float(offsets);
+      code_offset_[0] = __byte_perm(offsets, offsets, 0x1010);
+      code_offset_[1] = __byte_perm(offsets, offsets, 0x3232);
     } else {
-      subtract_maxima(scores, next);
-      multiplier[0] = multiplier[1] = kOne;
-      offset[0] = offset[1] = Form::kTop;
+      subtract_maxima<kBlocks>(scores, next);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rescale[i] = ptx::exp2_float((next[i] - offset_[i]) * (1.0f / Form::kUnitsPerOctave));
       offset_[i] = next[i];
     }
+  }
+
+  // The codes of the blocks last prepared.
+  template <int kBlocks>
+  __device__ void probabilities(const uint32_t (&scores)[2][32], uint32_t (&codes)[2][16]) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int i = r & 1;
-          const int j = 4 * k + 2 * (r >> 1);
-          codes[block][4 * k + r] =
-              Form::codes(scores[block][2 * j + i], scores[block][2 * j + 2 + i], multiplier[i], offset[i]);
-        }
+      for (int word = 0; word < 16; ++word) {
+        // Word 4 k + r: row r % 2, tokens 0..15 (r < 2) or 16..31 of the 32 of product k.
+        const int i = word % 2;
+        const int j = 4 * (word / 4) + 2 * (word % 4 / 2);
+        codes[block][word] =
+            Form::codes(scores[block][2 * j + i], scores[block][2 * j + 2 + i], multiplier_[i], code_offset_[i], word);
       }
     }
   }
 
-  // log2 of the sum of 2^(score * multiplier), from the sum of the stored probabilities of row i.
-  __device__ float log2_sum(int i, float stored_sum) const {
-    return log2f(stored_sum) - kProbabilityTopLog2 -
-           (offset_[i] - Form::kTopValue) * (1.0f / Form::kUnitsPerOctave);
+  // log2 of the sum of 2^(score * multiplier), from the sum of the stored probabilities of row i. multiplier: what
+  // reset() got, or that times a power of two. The probabilities were made with its rounding to half, which moves large
+  // logits: they are corrected by what it moved the largest one.
+  __device__ float log2_sum(int i, float stored_sum, float multiplier) const {
+    const uint32_t ratio = __float_as_uint(multiplier / ptx::low_half_to_float(multiplier_[i]));
+    const float mantissa = __uint_as_float((ratio & 0x007FFFFFu) | 0x3F800000u);
+    float excess = (mantissa > 1.5f ? 0.5f * mantissa : mantissa) - 1.0f;
+    if (fabsf(excess) > 0x1p-10f) excess = 0.0f;  // a multiplier outside half's range
+    const float maximum = (Form::kTopValue - offset_[i]) * (1.0f / Form::kUnitsPerOctave);
+    return ptx::log2_float(stored_sum) - kProbabilityTopLog2 + fmaf(maximum, excess, maximum);
   }
 
  private:
   static constexpr uint32_t kMinusInfinity = 0xFC00FC00;
-  static constexpr uint32_t kOne = 0x3C003C00;
   static constexpr float kNoKeyYet = 3e38f;
 
   __device__ static __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
 
-  // Row maxima over the new scores, row 0 in the low half.
-  template <int kBlocks>
-  __device__ void raise_maxima(const uint32_t (&scores)[kBlocks][32]) {
-    uint32_t row[2][2];  // two chains a row, to halve the latency
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      row[i][0] = scores[0][i];
-      row[i][1] = scores[0][2 + i];
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-        for (int j = block == 0 ? 2 : 0; j < 16; j += 2) {
-          row[i][0] = ptx::max_half2(row[i][0], scores[block][2 * j + i]);
-          row[i][1] = ptx::max_half2(row[i][1], scores[block][2 * j + 2 + i]);
-        }
-      }
-      row[i][0] = ptx::max_half2(row[i][0], row[i][1]);
-    }
-    uint32_t both = ptx::max_half2(__byte_perm(row[0][0], row[1][0], 0x5410), __byte_perm(row[0][0], row[1][0], 0x7632));
-    both = ptx::max_half2(both, __shfl_xor_sync(0xFFFFFFFFu, both, 1));
-    both = ptx::max_half2(both, __shfl_xor_sync(0xFFFFFFFFu, both, 2));
-    maxima_ = ptx::max_half2(maxima_, both);
-  }
-
   // The rare form, for offsets outside half's range and for rows that see no key yet: scores become their distance
-  // below the maximum in units.
+  // below the maximum, so that the offset is that of the top alone.
   template <int kBlocks>
-  __device__ void subtract_maxima(uint32_t (&scores)[kBlocks][32], float (&next)[2]) const {
-    constexpr uint32_t kFloor = 0xE400E400;  // -1024 units: no probability is left
+  __device__ void subtract_maxima(uint32_t (&scores)[2][32], float (&next)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t maximum = __byte_perm(maxima_, maxima_, i == 0 ? 0x1010 : 0x3232);
       const float score = i == 0 ? ptx::low_half_to_float(maxima_) : ptx::high_half_to_float(maxima_);
-      next[i] = score == -INFINITY ? offset_[i] : Form::kTopValue - score * ptx::low_half_to_float(multiplier_[i]);
+      const bool no_key = score == -INFINITY;
+      next[i] = no_key ? offset_[i] : Form::kTopValue - score * ptx::low_half_to_float(multiplier_[i]);
+      code_offset_[i] = Form::kTop;
+      // Hidden scores stay minus infinity, which every form makes 0.
+      const uint32_t maximum = no_key ? 0 : __byte_perm(maxima_, maxima_, i == 0 ? 0x1010 : 0x3232);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-        for (int j = 0; j < 16; ++j) {
-          uint32_t& s = scores[block][2 * j + i];
-          s = ptx::max_half2(ptx::mul_half2(ptx::sub_half2(s, maximum), multiplier_[i]), kFloor);
-        }
+        for (int j = 0; j < 16; ++j) scores[block][2 * j + i] = ptx::sub_half2(scores[block][2 * j + i], maximum);
       }
     }
   }
 
-  uint32_t maxima_;         // largest score so far, both rows
-  uint32_t multiplier_[2];  // from scores to units, a row each, in both halves
-  float offset_[2];         // what the stored probabilities' exponents are relative to, in units
+  uint32_t maxima_;          // largest score so far, row 0 in the low half; of the whole rows behind prepare()
+  uint32_t multiplier_[2];   // from scores to units, a row each, in both halves
+  uint32_t code_offset_[2];  // of the prepared blocks, in both halves
+  float offset_[2];          // what the stored probabilities' exponents are relative to, in units
 };
 
 }  // namespace fp8attn::cuda
