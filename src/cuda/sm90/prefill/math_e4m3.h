@@ -15,7 +15,7 @@ namespace fp8attn::cuda {
 template <class Traits>
 struct MathE4M3 {
   using Score = uint32_t;  // two halves
-  using Softmax = SoftmaxHalf<typename FormOf<Traits::kPMode>::Type>;
+  using Softmax = SoftmaxHalf<typename FormOf<Traits::kPMode, Traits::kHeadDimQk>::Type>;
   static constexpr int kScoreRegisters = 32, kProbabilityRegisters = 16;
   // Two blocks of 128 keys share one maximum and one fold: 256 tokens is the most that the tensor core's 13-bit
   // accumulator may sum.

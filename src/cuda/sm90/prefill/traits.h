@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/tile/pipeline.h"
@@ -28,18 +29,17 @@ struct ElementFP16 {
   __device__ static uint32_t pack(float low, float high) { return ptx::half2_from_floats(low, high); }
 };
 
-template <PMode kMode>
-struct FormOf;
-template <>
-struct FormOf<PMode::kExact> {
+// The form of P of a mode. Which one is fastest as the default depends on how many products a probability costs.
+template <PMode kMode, int kHeadDim>
+struct FormOf {
+  using Type = std::conditional_t<kHeadDim == 64, QuadraticProbability, MixedProbability>;
+};
+template <int kHeadDim>
+struct FormOf<PMode::kExact, kHeadDim> {
   using Type = ExactProbability;
 };
-template <>
-struct FormOf<PMode::kDefault> {
-  using Type = QuadraticProbability;
-};
-template <>
-struct FormOf<PMode::kFast> {
+template <int kHeadDim>
+struct FormOf<PMode::kFast, kHeadDim> {
   using Type = LinearProbability;
 };
 

@@ -42,16 +42,7 @@ struct QuadraticProbability {
   static constexpr uint32_t kTop = 0;
   static constexpr float kTopValue = 0.0f;
 
-  // Every fourth word, of either row in turn, is made as the exact form does: the special-function unit would idle
-  // otherwise, and the half-precision pipe is what the loop waits for (docs/kernels/prefill.md).
-  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int word) {
-    const int product = word / 4;
-    if (word % 4 == 2 + product % 2) {
-      constexpr uint32_t kEighth = 0x30003000;
-      const uint32_t octaves_a = ptx::fma_half2(ptx::fma_half2(a, multiplier, offset), kEighth, ExactProbability::kTop);
-      const uint32_t octaves_b = ptx::fma_half2(ptx::fma_half2(b, multiplier, offset), kEighth, ExactProbability::kTop);
-      return ExactProbability::convert(octaves_a, octaves_b);
-    }
+  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int) {
     return __byte_perm(pair(ptx::fma_half2(a, multiplier, offset)), pair(ptx::fma_half2(b, multiplier, offset)),
                        0x6420);
   }
@@ -68,6 +59,20 @@ struct QuadraticProbability {
     const uint32_t f = n & kFraction;
     // n - 0.3435 f (1 - f / 128): least error of 2^(f / 128) on [0, 1) as a relative root mean square.
     return ptx::mul_half2(ptx::fma_half2(ptx::fma_half2(f, kSlope, kCurve), f, n), kSixteenth);
+  }
+};
+
+// The quadratic form, but for every fourth word, of either row in turn, which is made as the exact form does: where the
+// tensor core has much to do for a probability, the special-function unit would idle and the half-precision pipe is
+// what the loop waits for (docs/kernels/prefill.md).
+struct MixedProbability : QuadraticProbability {
+  __device__ static uint32_t codes(uint32_t a, uint32_t b, uint32_t multiplier, uint32_t offset, int word) {
+    const int product = word / 4;
+    if (word % 4 != 2 + product % 2) return QuadraticProbability::codes(a, b, multiplier, offset, word);
+    constexpr uint32_t kEighth = 0x30003000;
+    return ExactProbability::convert(
+        ptx::fma_half2(ptx::fma_half2(a, multiplier, offset), kEighth, ExactProbability::kTop),
+        ptx::fma_half2(ptx::fma_half2(b, multiplier, offset), kEighth, ExactProbability::kTop));
   }
 };
 
