@@ -36,8 +36,10 @@ class Consumer {
 
  private:
   using Scores = typename Math::Score[Math::kBlocksPerStep][Math::kScoreRegisters];
-  using Probabilities = uint32_t[Math::kBlocksPerStep][Math::kProbabilityRegisters];
   static constexpr int kBlocks = Math::kBlocksPerStep;
+  // The producer loads key and value blocks in turn. Keys that are waited for while the values before them still hold
+  // their stages must not stand behind values without one.
+  static_assert(Traits::kStages >= (Traits::kOverlapsSteps ? 3 : 2) * kBlocks - 1, "the rings would deadlock");
 
   // Walks the blocks of keys from the last, where masks apply, to the first.
   __device__ void compute(const TileCoordinates& tile, uint32_t query_parity) {
@@ -50,8 +52,11 @@ class Consumer {
     for (int skipped = block_; skipped < all; ++skipped) skip_block();
     Scores scores;
     if (kBlocks == 2 && block_ % 2 == 1) {
+      wait_stages<1>(shared_.key_ring, key_);
       first_scores<1, true>(scores);
       step<1, false>(scores);
+    } else if (block_ > 0) {
+      wait_stages<kBlocks>(shared_.key_ring, key_);
     }
 #pragma unroll 1
     while (block_ > 0 && block_ * Traits::kTileN > visible_to_all) {
@@ -104,10 +109,20 @@ class Consumer {
     Math::clear(output_);
   }
 
-  // Issues the product of the query with one block of keys, as a group.
-  __device__ __forceinline__ void issue_scores(typename Math::Score (&scores)[Math::kScoreRegisters], uint32_t key) {
-    Math::issue_scores(scores, query_, query_address(), key);
-    ptx::wgmma_commit();
+  // The three rules of waiting, which keep the latency of a barrier behind products in flight: keys have arrived before
+  // their scores are issued; the values of a block are waited for right behind the issue of its scores; the keys of the
+  // next step are waited for last, before the wait for the products.
+
+  // Issues the products of the query with the next kCount blocks of keys, a group each.
+  template <int kCount>
+  __device__ __forceinline__ void issue_scores(Scores& scores) {
+    RingPosition<Traits::kStages> position = key_;
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) {
+      Math::issue_scores(scores[b], query_, query_address(), ptx::shared_address(shared_.key[position.stage]));
+      ptx::wgmma_commit();
+      position.advance();
+    }
   }
 
   // Behind the wait for that product: the stage goes back, mask, maxima.
@@ -121,67 +136,77 @@ class Consumer {
     softmax_.raise_maxima(scores);
   }
 
-  // The scores of the next kCount blocks, nothing overlapped.
+  // The wait for the kCount products issued last.
+  template <int kCount, bool kMasked>
+  __device__ __forceinline__ void receive_all(Scores& scores) {
+    if constexpr (kCount == 2) {
+      ptx::wgmma_wait<1>();
+      receive_scores<kMasked>(scores[0]);
+    }
+    ptx::wgmma_wait<0>();
+    receive_scores<kMasked>(scores[kCount - 1]);
+    softmax_.template prepare<kCount>(scores, rescale_);
+  }
+
+  // The scores of the next kCount blocks, with no other product in flight.
   template <int kCount, bool kMasked>
   __device__ __forceinline__ void first_scores(Scores& scores) {
-    uint32_t keys[kCount];
-    wait_stages(shared_.key_ring, shared_.key, key_, keys);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) issue_scores(scores[b], keys[b]);
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) receive_scores<kMasked>(scores[b]);
-    softmax_.template prepare<kCount>(scores, rescale_);
+    issue_scores<kCount>(scores);
+    wait_stages<kCount>(shared_.value_ring, value_);
+    if (Traits::kOverlapsSteps && block_ > kCount)
+      wait_stages<kBlocks>(shared_.key_ring, key_.template ahead<kCount>());
+    receive_all<kCount, kMasked>(scores);
   }
 
   // Probabilities and P V of the kCount blocks whose scores are there. kMore: brings in the scores of the next step,
   // whose products are queued behind P V so that the tensor core works through the fold and the maxima.
   template <int kCount, bool kMore>
   __device__ __forceinline__ void step(Scores& scores) {
-    Probabilities probabilities;
-    softmax_.template probabilities<kCount>(scores, probabilities);
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) ptx::pin(probabilities[b]);
     Math::rescale_output(output_, rescale_);
-
-    // All waits come before the first product: a wait inside a chain of wgmma would serialise it.
-    uint32_t values[kCount], keys[kBlocks];
-    wait_stages(shared_.value_ring, shared_.value, value_, values);
-    if constexpr (kMore) wait_stages(shared_.key_ring, shared_.key, key_, keys);
-
     typename Math::Fresh fresh;
-    ptx::wgmma_fence();
-    Math::issue_values(output_, fresh, probabilities, values);
+    RingPosition<Traits::kStages> position = value_;
+#pragma unroll
+    for (int b = 0; b < kCount; ++b) {
+      const uint32_t values = ptx::shared_address(shared_.value[position.stage]);
+      position.advance();
+#pragma unroll
+      for (int first = 0; first < Math::kProducts; first += Traits::kProductsPerGroup) {
+        // The tensor core starts with these operands while the next ones are made.
+        uint32_t a[Traits::kProductsPerGroup][4];
+#pragma unroll
+        for (int k = 0; k < Traits::kProductsPerGroup; ++k) {
+          softmax_.operand(scores[b], first + k, a[k]);
+          ptx::pin(a[k]);
+        }
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < Traits::kProductsPerGroup; ++k) {
+          Math::multiply_values(output_, fresh, a[k], values, first + k, b == 0 && first + k == 0);
+        }
+      }
+    }
     ptx::wgmma_commit();
-    if constexpr (kMore) issue_scores(scores[0], keys[0]);
-    ptx::wgmma_wait<kMore ? 1 : 0>();
-    // The probabilities' registers are free now, which is what the second block of scores waited for.
-    if constexpr (kMore && kBlocks == 2) issue_scores(scores[1], keys[1]);
+    if constexpr (kMore) {
+      issue_scores<kBlocks>(scores);
+      wait_stages<kBlocks>(shared_.value_ring, value_.template ahead<kCount>());
+      if (block_ > kBlocks) wait_stages<kBlocks>(shared_.key_ring, key_.template ahead<kBlocks>());
+    } else {
+      if (block_ > 0) wait_stages<kBlocks>(shared_.key_ring, key_);
+    }
+    ptx::wgmma_wait<kMore ? kBlocks : 0>();
     Math::fold(output_, fresh, rescale_);
 #pragma unroll
     for (int b = 0; b < kCount; ++b) release_stage(shared_.value_ring, value_);
-    if constexpr (kMore) {
-      if constexpr (kBlocks == 2) {
-        ptx::wgmma_wait<1>();
-        receive_scores<false>(scores[0]);
-      }
-      ptx::wgmma_wait<0>();
-      receive_scores<false>(scores[kBlocks - 1]);
-      softmax_.template prepare<kBlocks>(scores, rescale_);
-    }
+    if constexpr (kMore) receive_all<kBlocks, false>(scores);
   }
 
-  // Waits for as many stages as there are addresses and gives them, in order.
-  template <int kCount, int kBytes>
+  template <int kCount>
   __device__ __forceinline__ static void wait_stages(RingBarriers<Traits::kStages>& ring,
-                                                     uint8_t (&stages)[Traits::kStages][kBytes],
-                                                     RingPosition<Traits::kStages> position,
-                                                     uint32_t (&addresses)[kCount]) {
+                                                     RingPosition<Traits::kStages> position) {
 #pragma unroll
     for (int b = 0; b < kCount; ++b) {
       wait_barrier(&ring.full[position.stage], position.parity);
-      addresses[b] = ptx::shared_address(stages[position.stage]);
       position.advance();
     }
   }
@@ -288,7 +313,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(base);
   initialise<Traits>(shared);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // The shuffle tells the compiler that the warp index is the same for all lanes.
+  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
     Producer<Traits> producer(shared, maps, params);

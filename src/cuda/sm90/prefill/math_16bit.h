@@ -14,7 +14,8 @@ template <class Traits>
 struct Math16Bit {
   using Score = float;
   using Softmax = SoftmaxFloat<typename Traits::Element>;
-  static constexpr int kScoreRegisters = 64, kProbabilityRegisters = 32;
+  static constexpr int kScoreRegisters = 64;
+  static constexpr int kProducts = Traits::kTileN / 16;  // of P V, a block
   static constexpr int kBlocksPerStep = 1;
   static constexpr bool kQueryInRegisters = false;
   static constexpr int kDim = Traits::kHeadDimV;
@@ -64,22 +65,16 @@ struct Math16Bit {
     ptx::pin(output.value);
   }
 
-  template <int kBlocks>
-  __device__ static void issue_values(Output& output, Fresh&, const uint32_t (&probabilities)[1][kProbabilityRegisters],
-                                      const uint32_t (&values)[kBlocks]) {
-#pragma unroll
-    for (int k = 0; k < Traits::kTileN / 16; ++k) {
-      const uint32_t* p = probabilities[0] + 4 * k;
-      const uint32_t a[4] = {p[0], p[1], p[2], p[3]};
-      const uint64_t b = Traits::ValueTile::n_major_descriptor(values[0], 16 * k);
-      if constexpr (kDim == 64) {
-        kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, a, b)
-              : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, a, b);
-      } else {
-        static_assert(kDim == 128);
-        kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, a, b)
-              : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, a, b);
-      }
+  // Product k (of kProducts) with a block of values.
+  __device__ static void multiply_values(Output& output, Fresh&, const uint32_t (&a)[4], uint32_t values, int k, bool) {
+    const uint64_t b = Traits::ValueTile::n_major_descriptor(values, 16 * k);
+    if constexpr (kDim == 64) {
+      kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, a, b)
+            : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, a, b);
+    } else {
+      static_assert(kDim == 128);
+      kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, a, b)
+            : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, a, b);
     }
   }
 

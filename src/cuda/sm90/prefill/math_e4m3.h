@@ -16,7 +16,8 @@ template <class Traits>
 struct MathE4M3 {
   using Score = uint32_t;  // two halves
   using Softmax = SoftmaxHalf<typename FormOf<Traits::kPMode, Traits::kHeadDimQk>::Type>;
-  static constexpr int kScoreRegisters = 32, kProbabilityRegisters = 16;
+  static constexpr int kScoreRegisters = 32;
+  static constexpr int kProducts = Traits::kTileN / 32;  // of P V, a block
   // Two blocks of 128 keys share one maximum and one fold: 256 tokens is the most that the tensor core's 13-bit
   // accumulator may sum.
   static constexpr int kBlocksPerStep = 2;
@@ -86,17 +87,15 @@ struct MathE4M3 {
 
   __device__ static void rescale_output(Output&, const float (&)[2]) {}
 
-  template <int kBlocks>
-  __device__ static void issue_values(Output&, Fresh& fresh, const uint32_t (&probabilities)[2][kProbabilityRegisters],
-                                      const uint32_t (&values)[kBlocks]) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t* p = probabilities[block] + 4 * k;
-        const uint32_t a[4] = {p[0], p[1], p[2], p[3]};
-        multiply(fresh, a, Traits::PackedValueTile::k_major_descriptor(values[block], 32 * k), block == 0 && k == 0);
-      }
+  // Product k (of kProducts) with a block of values; first: the accumulator starts here.
+  __device__ static void multiply_values(Output&, Fresh& fresh, const uint32_t (&a)[4], uint32_t values, int k,
+                                         bool first) {
+    const uint64_t b = Traits::PackedValueTile::k_major_descriptor(values, 32 * k);
+    if constexpr (kDim == 64) {
+      first ? ptx::wgmma_e4m3_f32_n72_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n72_rs_add(fresh, a, b);
+    } else {
+      static_assert(kDim == 128);
+      first ? ptx::wgmma_e4m3_f32_n136_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n136_rs_add(fresh, a, b);
     }
   }
 
@@ -111,15 +110,6 @@ struct MathE4M3 {
   __device__ static float stored_sum(const Output& output, const Softmax&, int i) { return output.sum[i]; }
 
  private:
-  __device__ static void multiply(Fresh& fresh, const uint32_t (&a)[4], uint64_t b, bool first) {
-    if constexpr (kDim == 64) {
-      first ? ptx::wgmma_e4m3_f32_n72_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n72_rs_add(fresh, a, b);
-    } else {
-      static_assert(kDim == 128);
-      first ? ptx::wgmma_e4m3_f32_n136_rs_first(fresh, a, b) : ptx::wgmma_e4m3_f32_n136_rs_add(fresh, a, b);
-    }
-  }
-
   // Shifts large rows down and folds the sign of the multiplier into the query. A multiplier of 0 becomes a query of 0.
   __device__ static void rescale_query(Query& query, const float (&magnitude)[2], float (&multiplier)[2]) {
 #pragma unroll

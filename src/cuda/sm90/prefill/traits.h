@@ -64,6 +64,9 @@ struct PrefillTraits {
   // suffice for it (docs/kernels/prefill.md).
   static constexpr bool kOverlapsSteps = !kIsE4M3 || kHeadDimV == 64;
 
+  // How many products of P V are issued at a time, between the making of their operands.
+  static constexpr int kProductsPerGroup = kIsE4M3 && kHeadDimV == 128 && kPMode != PMode::kFast ? 2 : 4;
+
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
 
@@ -74,7 +77,7 @@ struct PrefillTraits {
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, kHeadDimV * 2>;
 
-  static constexpr int kStages = kIsE4M3 ? (kTransposesV ? 3 : 4) : (kHeadDim == 64 ? 4 : 2);
+  static constexpr int kStages = kIsE4M3 ? (kHeadDim == 64 ? 5 : kTransposesV ? 3 : 4) : (kHeadDim == 64 ? 4 : 2);
   static constexpr int kRawStages = kTransposesV ? 2 : 0;
 
   struct Shared {

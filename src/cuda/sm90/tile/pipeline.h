@@ -42,9 +42,11 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  __device__ RingPosition next() const {
+  template <int kCount>
+  __device__ RingPosition ahead() const {
     RingPosition result = *this;
-    result.advance();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) result.advance();
     return result;
   }
 };

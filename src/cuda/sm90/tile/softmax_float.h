@@ -53,18 +53,17 @@ class SoftmaxFloat {
     }
   }
 
-  // The probabilities of the block last prepared.
-  template <int kBlocks>
-  __device__ void probabilities(const float (&scores)[1][64], uint32_t (&packed)[1][32]) {
+  // The A operand of k16 product `k` of the prepared block: its probabilities of 16 tokens.
+  __device__ void operand(const float (&scores)[64], int k, uint32_t (&a)[4]) {
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float low = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i], multiplier_[i], bias_[i]));
-        const float high = ptx::exp2_float(fmaf(scores[0][4 * j + 2 * i + 1], multiplier_[i], bias_[i]));
-        sum_[i] += low + high;
-        packed[0][2 * j + i] = Pack::pack(low, high);
-      }
+    for (int r = 0; r < 4; ++r) {
+      // Word r: row r % 2, tokens 0..7 (r < 2) or 8..15.
+      const int i = r % 2;
+      const int first = 4 * (2 * k + r / 2) + 2 * i;
+      const float low = ptx::exp2_float(fmaf(scores[first], multiplier_[i], bias_[i]));
+      const float high = ptx::exp2_float(fmaf(scores[first + 1], multiplier_[i], bias_[i]));
+      sum_[i] += low + high;
+      a[r] = Pack::pack(low, high);
     }
   }
 

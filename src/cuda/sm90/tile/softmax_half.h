@@ -15,7 +15,7 @@ namespace fp8attn::cuda {
 // lanes share a row.
 //
 // Scores lie as wgmma leaves a 64 x 128 half accumulator: register 2 j + i holds columns 8 j + 2 (lane % 4) + {0, 1} of
-// row i. Codes lie as the A operand of four k32 products with V in packed token order.
+// row i. The codes are A operands of products with V in packed token order.
 template <class Form>
 class SoftmaxHalf {
  public:
@@ -76,19 +76,14 @@ class SoftmaxHalf {
     }
   }
 
-  // The codes of the blocks last prepared.
-  template <int kBlocks>
-  __device__ void probabilities(const uint32_t (&scores)[2][32], uint32_t (&codes)[2][16]) const {
+  // The A operand of k32 product `k` of a prepared block: its codes of 32 tokens.
+  __device__ void operand(const uint32_t (&scores)[32], int k, uint32_t (&a)[4]) const {
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-      for (int word = 0; word < 16; ++word) {
-        // Word 4 k + r: row r % 2, tokens 0..15 (r < 2) or 16..31 of the 32 of product k.
-        const int i = word % 2;
-        const int j = 4 * (word / 4) + 2 * (word % 4 / 2);
-        codes[block][word] =
-            Form::codes(scores[block][2 * j + i], scores[block][2 * j + 2 + i], multiplier_[i], code_offset_[i], word);
-      }
+    for (int r = 0; r < 4; ++r) {
+      // Word r: row r % 2, tokens 0..15 (r < 2) or 16..31.
+      const int i = r % 2;
+      const int j = 4 * k + 2 * (r / 2);
+      a[r] = Form::codes(scores[2 * j + i], scores[2 * j + 2 + i], multiplier_[i], code_offset_[i], 4 * k + r);
     }
   }
 
