@@ -5,7 +5,7 @@
 set -euo pipefail
 
 packages=(
-  cmake make g++           # g++ brings OpenMP's runtime
+  cmake ninja-build g++    # g++ brings OpenMP's runtime
   libfmt-dev               # messages
   libcli11-dev             # the program's command line
   nlohmann-json3-dev       # its --json output, and .safetensors headers

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <tuple>
+#include <vector>
 
 #include "cuda/sm90/tile/tile_order.h"
 
@@ -23,34 +25,60 @@ TEST(Divisor, DividesLikeTheProcessor) {
   }
 }
 
+// Keys are as many blocks as the tile's index and one: what a tile costs under a causal mask.
+int cost(const TileCoordinates& tile) { return tile.query_tile + 1; }
+
 TEST(TileOrder, VisitsEveryTileOnce) {
-  for (int query_tiles : {1, 3, 8}) {
+  for (int query_tiles : {1, 2, 3, 8, 33}) {
     for (int heads : {1, 5, 12}) {
       for (int batch : {1, 3}) {
-        for (int per_section : {1, 2, 4, 7, 36}) {
-          const TileOrder order(query_tiles, heads, heads * batch, std::min(per_section, heads * batch));
-          ASSERT_EQ(order.count(), query_tiles * heads * batch);
-          std::set<std::tuple<int, int, int>> seen;
-          for (int i = 0; i < order.count(); ++i) {
-            const TileCoordinates tile = order.at(i);
-            EXPECT_TRUE(tile.query_tile >= 0 && tile.query_tile < query_tiles);
-            EXPECT_TRUE(tile.head >= 0 && tile.head < heads);
-            EXPECT_TRUE(tile.batch >= 0 && tile.batch < batch);
-            seen.emplace(tile.query_tile, tile.head, tile.batch);
+        for (bool causal : {false, true}) {
+          for (int ctas : {1, 7, 132}) {
+            const int grid = std::min(ctas, query_tiles * heads * batch);
+            const TileOrder order(query_tiles, heads, heads * batch, causal, grid);
+            std::set<std::tuple<int, int, int>> seen;
+            int visited = 0;
+            for (int round = 0; round < order.rounds(); ++round) {
+              for (int cta = 0; cta < grid; ++cta) {
+                TileCoordinates tile{};
+                if (!order.at(round, cta, grid, tile)) continue;
+                ASSERT_TRUE(tile.query_tile >= 0 && tile.query_tile < query_tiles);
+                ASSERT_TRUE(tile.head >= 0 && tile.head < heads);
+                ASSERT_TRUE(tile.batch >= 0 && tile.batch < batch);
+                seen.emplace(tile.query_tile, tile.head, tile.batch);
+                ++visited;
+              }
+            }
+            EXPECT_EQ(visited, order.tiles());
+            EXPECT_EQ(static_cast<int>(seen.size()), order.tiles());
           }
-          EXPECT_EQ(static_cast<int>(seen.size()), order.count());
         }
       }
     }
   }
 }
 
-TEST(TileOrder, LongestTilesFirstWithinASection) {
-  const TileOrder order(8, 4, 8, 4);
-  for (int i = 1; i < 8 * 4; ++i) EXPECT_LE(order.at(i).query_tile, order.at(i - 1).query_tile);
-  EXPECT_EQ(order.at(0).query_tile, 7);
-  EXPECT_EQ(order.at(8 * 4).query_tile, 7);
-  EXPECT_EQ(order.at(8 * 4).batch, 1);
+// The longest sum of costs of a CTA over the mean one.
+double imbalance(int query_tiles, int heads, int ctas) {
+  const TileOrder order(query_tiles, heads, heads, true, ctas);
+  std::vector<double> loads(ctas, 0.0);
+  for (int round = 0; round < order.rounds(); ++round) {
+    for (int cta = 0; cta < ctas; ++cta) {
+      TileCoordinates tile{};
+      if (order.at(round, cta, ctas, tile)) loads[cta] += cost(tile);
+    }
+  }
+  const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
+  return *std::max_element(loads.begin(), loads.end()) * ctas / sum;
+}
+
+TEST(TileOrder, CausalLoadsAreEven) {
+  // 16384 tokens of 16 heads on 132 multiprocessors: 7.76 pairs of tiles a CTA, of which some do 8.
+  EXPECT_LT(imbalance(128, 16, 132), 1.04);
+  EXPECT_LT(imbalance(32, 64, 132), 1.04);
+  EXPECT_LT(imbalance(8, 256, 132), 1.04);
+  // Few tiles: the longest come first.
+  EXPECT_LT(imbalance(64, 4, 132), 1.05);
 }
 
 }  // namespace

@@ -111,10 +111,4 @@ int multiprocessor_count(int device) {
   return count;
 }
 
-int l2_bytes(int device) {
-  int bytes = 0;
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "l2_bytes", "cudaDeviceGetAttribute");
-  return bytes;
-}
-
 }  // namespace fp8attn::cuda

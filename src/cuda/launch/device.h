@@ -17,7 +17,4 @@ std::string device_problem(int index);
 // Streaming multiprocessors of a device. An attribute query: fast, needs no context. Throws Error.
 int multiprocessor_count(int device);
 
-// Bytes of a device's L2 cache. As multiprocessor_count().
-int l2_bytes(int device);
-
 }  // namespace fp8attn::cuda

@@ -29,7 +29,8 @@ class Consumer {
 
   __device__ void run() {
     StaticSchedule schedule(params_.order);
-    for (TileCoordinates tile; schedule.next(tile);) compute(tile, schedule.parity());
+    uint32_t parity = 0;  // of the query ring
+    for (TileCoordinates tile; schedule.next(tile); parity ^= 1) compute(tile, parity);
     // Shared memory must outlive the last store.
     if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }

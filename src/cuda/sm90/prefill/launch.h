@@ -35,20 +35,6 @@ inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_i
   return view;
 }
 
-// Under a causal mask tiles of many heads are taken together, longest first, so that CTAs end together; but no more
-// heads than whose keys and values stay in half of the L2 cache, which all of them walk through.
-inline TileOrder tile_order(const PrefillProblem& problem, int tile_m, int l2_bytes) {
-  const std::int64_t query_length = problem.q.shape[1], key_length = problem.k.shape[1];
-  const int query_tiles = static_cast<int>((query_length + tile_m - 1) / tile_m);
-  const int heads = static_cast<int>(problem.q.shape[2]);
-  const int pairs = static_cast<int>(problem.q.shape[0] * heads);
-  if (!problem.causal) return TileOrder(query_tiles, heads, pairs, 1);
-  const std::int64_t bytes = key_length * (problem.k.shape[3] + problem.out.shape[3]) * size_of(problem.k.dtype);
-  const std::int64_t fitting = std::max<std::int64_t>(1, l2_bytes / 2 / std::max<std::int64_t>(bytes, 1));
-  const std::int64_t group = heads / problem.k.shape[2];
-  return TileOrder(query_tiles, heads, pairs, static_cast<int>(std::min<std::int64_t>(fitting * group, pairs)));
-}
-
 template <class Traits>
 PrefillMaps tensor_maps(const PrefillProblem& problem) {
   constexpr std::uint32_t kChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
@@ -77,7 +63,11 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
 
   PrefillParams params{};
   params.mask = {static_cast<int>(problem.q.shape[1]), static_cast<int>(problem.k.shape[1]), problem.causal};
-  params.order = tile_order(problem, Traits::kTileM, l2_bytes(device));
+  const std::int64_t query_tiles = (problem.q.shape[1] + Traits::kTileM - 1) / Traits::kTileM;
+  const std::int64_t pairs = problem.q.shape[0] * problem.q.shape[2];
+  const int grid = static_cast<int>(std::min<std::int64_t>(query_tiles * pairs, multiprocessor_count(device)));
+  params.order = TileOrder(static_cast<int>(query_tiles), static_cast<int>(problem.q.shape[2]), static_cast<int>(pairs),
+                           problem.causal, grid);
   params.queries_per_kv = Divisor(static_cast<int>(problem.q.shape[2] / problem.k.shape[2]));
   const double softmax_scale =
       problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(Traits::kHeadDimQk));
@@ -96,7 +86,6 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   const auto kernel = prefill_kernel<Traits>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), "prefill",
         "cudaFuncSetAttribute");
-  const int grid = std::min(params.order.count(), multiprocessor_count(device));
   kernel<<<grid, Traits::kThreads, Traits::kSharedBytes, stream>>>(tensor_maps<Traits>(problem), params);
   check(cudaGetLastError(), "prefill", "kernel launch");
 }

@@ -34,36 +34,49 @@ class Divisor {
   int shift_ = 0;
 };
 
-// How tiles are numbered. (batch, head) pairs are cut into sections whose keys and values fit the L2 cache together;
-// within a section tiles go from the last query tile, which sees the most keys under a causal mask, to the first, all
-// pairs of the section side by side. Without a mask a section is one pair.
+// Who computes which tile when: `ctas` persistent CTAs take one tile a round. Tiles of one (batch, head) pair lie side
+// by side, so that the CTAs walk through the same keys and values together and these come from the L2 cache.
 class TileOrder {
  public:
   TileOrder() = default;
-  TileOrder(int query_tiles, int heads, int pairs, int pairs_per_section)
-      : query_tiles_(query_tiles),
-        pairs_(pairs),
-        heads_(heads),
-        section_(query_tiles * pairs_per_section),
-        width_(pairs_per_section),
-        last_width_(pairs % pairs_per_section == 0 ? pairs_per_section : pairs % pairs_per_section) {}
+  // causal: later query tiles see more keys. Where every CTA gets two tiles or more, the i-th longest tile of a pair is
+  // followed by its i-th shortest, so that every two rounds cost the same for all; else the longest come first.
+  TileOrder(int query_tiles, int heads, int pairs, bool causal, int ctas)
+      : query_tiles_(query_tiles), tiles_(query_tiles * pairs), heads_(heads) {
+    const int half = (query_tiles + 1) / 2;
+    kind_ = !causal ? Kind::kByPair : (half * pairs >= 2 * ctas ? Kind::kFolded : Kind::kLongestFirst);
+    inner_ = Divisor(kind_ == Kind::kLongestFirst ? pairs : kind_ == Kind::kFolded ? half : query_tiles);
+    rounds_ = kind_ == Kind::kFolded ? 2 * ((half * pairs + ctas - 1) / ctas) : (tiles_ + ctas - 1) / ctas;
+    units_ = kind_ == Kind::kFolded ? half * pairs : tiles_;
+  }
 
-  FP8ATTN_HOST_DEVICE int count() const { return query_tiles_ * pairs_; }
+  FP8ATTN_HOST_DEVICE int tiles() const { return tiles_; }
+  FP8ATTN_HOST_DEVICE int rounds() const { return rounds_; }
 
-  FP8ATTN_HOST_DEVICE TileCoordinates at(int index) const {
-    const int section = section_.divide(index);
-    const int within = index - section * section_.divisor();
-    const int first_pair = section * width_.divisor();
-    const Divisor& width = pairs_ - first_pair < width_.divisor() ? last_width_ : width_;
-    const int tile = width.divide(within);
-    const int pair = first_pair + within - tile * width.divisor();
-    const int batch = heads_.divide(pair);
-    return {query_tiles_ - 1 - tile, pair - batch * heads_.divisor(), batch};
+  // The tile of CTA `cta` of `ctas` in round `round`; false where it has none.
+  FP8ATTN_HOST_DEVICE bool at(int round, int cta, int ctas, TileCoordinates& tile) const {
+    const bool folded = kind_ == Kind::kFolded, by_length = kind_ == Kind::kLongestFirst;
+    // Longest first, odd rounds run backwards over the CTAs: who got the longest tile of a round gets the shortest
+    // next.
+    const int slot = by_length && round % 2 == 1 ? ctas - 1 - cta : cta;
+    const int unit = (folded ? round / 2 : round) * ctas + slot;
+    if (unit >= units_) return false;
+    const int outer = inner_.divide(unit), inner = unit - outer * inner_.divisor();
+    const int position = by_length ? outer : inner;
+    const bool second = folded && round % 2 == 1;
+    tile.query_tile = second ? position : query_tiles_ - 1 - position;
+    if (second && 2 * position == query_tiles_ - 1) return false;  // the middle one of an odd number has no partner
+    const int pair = by_length ? inner : outer;
+    tile.batch = heads_.divide(pair);
+    tile.head = pair - tile.batch * heads_.divisor();
+    return true;
   }
 
  private:
-  int query_tiles_ = 0, pairs_ = 0;
-  Divisor heads_, section_, width_, last_width_;
+  enum class Kind { kByPair, kLongestFirst, kFolded };
+  Kind kind_ = Kind::kByPair;
+  int query_tiles_ = 0, tiles_ = 0, units_ = 0, rounds_ = 0;
+  Divisor heads_, inner_;
 };
 
 }  // namespace fp8attn::cuda
