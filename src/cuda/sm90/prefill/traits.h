@@ -57,9 +57,9 @@ struct PrefillTraits {
   static constexpr int kTileN = 128;                                                         // keys of a block
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  // 168 registers a thread at launch; what the producer gives back the consumers take. The transposition needs 40.
-  static constexpr int kProducerRegisters = kTransposesV ? 40 : 24;
-  static constexpr int kConsumerRegisters = kTransposesV ? 232 : 240;
+  // 168 registers a thread at launch; what the producer gives back the consumers take.
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
   // Whether the scores of the next step are computed behind P V of this one. At d = 128 in e4m3 the registers do not
   // suffice for it (docs/kernels/prefill.md).
   static constexpr bool kOverlapsSteps = !kIsE4M3 || kHeadDimV == 64;

@@ -20,7 +20,7 @@ __device__ __forceinline__ void transpose_values(uint32_t raw, uint32_t packed, 
   // stmatrix tiles: 0 and 1 the even channels of tokens 0..15 and 16..31 of the unit, 2 and 3 the odd channels.
   const int channel_in_unit = 2 * (lane & 7) + (lane >> 4);
   const int piece_in_unit = (lane >> 3) & 1;
-#pragma unroll 2
+#pragma unroll 1  // the producer has 24 registers
   for (int unit = warp; unit < kUnits; unit += kWarps) {
     const int channels = unit % kChannelGroups, tokens = unit / kChannelGroups;
     uint32_t pairs[4];
