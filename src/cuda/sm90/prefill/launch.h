@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cuda/launch/check.h"
 #include "cuda/launch/device.h"
@@ -71,7 +72,8 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   params.queries_per_kv = Divisor(static_cast<int>(problem.q.shape[2] / problem.k.shape[2]));
   const double softmax_scale =
       problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(Traits::kHeadDimQk));
-  params.softmax_scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  params.softmax_scale_log2 = static_cast<float>(std::clamp(softmax_scale * 1.4426950408889634, -kLargest, kLargest));
   params.q_scale = scale_view(problem.q_scale, false);
   params.k_scale = scale_view(problem.k_scale, false);
   params.v_scale = scale_view(problem.v_scale, true);
@@ -86,8 +88,13 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   const auto kernel = prefill_kernel<Traits>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), "prefill",
         "cudaFuncSetAttribute");
-  kernel<<<grid, Traits::kThreads, Traits::kSharedBytes, stream>>>(tensor_maps<Traits>(problem), params);
-  check(cudaGetLastError(), "prefill", "kernel launch");
+  // Not <<<>>>: its error would have to be fetched with cudaGetLastError, which may hold somebody else's.
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = Traits::kThreads;
+  config.dynamicSmemBytes = Traits::kSharedBytes;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem), params), "prefill", "cudaLaunchKernelEx");
 }
 
 }  // namespace fp8attn::cuda

@@ -36,7 +36,7 @@ class SoftmaxFloat {
   // Behind raise_maxima(): prepares the block's probabilities, and gives the factor that rescales what was summed
   // before.
   template <int kBlocks>
-  __device__ void prepare(const float (&)[1][64], float (&rescale)[2]) {
+  __device__ void prepare(float (&scores)[1][64], float (&rescale)[2]) {
     static_assert(kBlocks == 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -51,6 +51,9 @@ class SoftmaxFloat {
       maximum_[i] = maximum;
       bias_[i] = -used * multiplier_[i];
     }
+    // The bias is rounded; where that could show, subtract the maximum first.
+    const bool small = fabsf(bias_[0]) < 4096.0f && fabsf(bias_[1]) < 4096.0f;
+    if (!__all_sync(0xFFFFFFFFu, small)) subtract_maxima(scores);
   }
 
   // The A operand of k16 product `k` of the prepared block: its probabilities of 16 tokens.
@@ -79,6 +82,19 @@ class SoftmaxFloat {
   }
 
  private:
+  __device__ void subtract_maxima(float (&scores)[1][64]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float used = maximum_[i] == -INFINITY ? 0.0f : maximum_[i];
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        scores[0][4 * j + 2 * i] -= used;
+        scores[0][4 * j + 2 * i + 1] -= used;
+      }
+      bias_[i] = 0.0f;
+    }
+  }
+
   float multiplier_[2];     // from a score to octaves
   float block_maximum_[2];  // what this thread holds of the last block
   float maximum_[2];

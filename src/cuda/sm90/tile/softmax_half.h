@@ -26,8 +26,10 @@ class SoftmaxHalf {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       // Within the range of half: above it neighbouring scores are octaves apart, below it all scores are alike, so the
-      // clamp changes no probability.
-      const float units = fminf(fmaxf(multiplier[i] * Form::kUnitsPerOctave, 0x1p-24f), 65504.0f);
+      // clamp changes no probability. What is not finite becomes NaN, and so does the row.
+      float units = multiplier[i] * Form::kUnitsPerOctave;
+      if (units < 0x1p-24f) units = 0x1p-24f;
+      if (units > 65504.0f) units = isinf(multiplier[i]) ? NAN : 65504.0f;
       multiplier_[i] = ptx::half2_from_floats(units, units);
     }
   }
