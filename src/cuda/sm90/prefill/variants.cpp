@@ -48,8 +48,10 @@ DECLARE(prefill_bf16_d128)
 DECLARE(prefill_fp16_d64)
 DECLARE(prefill_fp16_d128)
 
-#define E4M3_ROW(dim, layout, Layout, mode, Mode)                                                \
-  row("sm90-e4m3-d" #dim "-" #layout "-" #mode, DType::kE4M3, dim, VLayout::Layout, PMode::Mode, \
+#define LAYOUT_NAME_packed "packed"
+#define LAYOUT_NAME_row_major "row-major"
+#define E4M3_ROW(dim, layout, Layout, mode, Mode)                                                             \
+  row("sm90-e4m3-d" #dim "-" LAYOUT_NAME_##layout "-" #mode, DType::kE4M3, dim, VLayout::Layout, PMode::Mode, \
       PRESENT(FP8, dim, prefill_e4m3_d##dim##_##layout##_##mode))
 #define E4M3_ROWS(dim)                                                                                     \
   E4M3_ROW(dim, packed, kPacked, default, kDefault), E4M3_ROW(dim, packed, kPacked, exact, kExact),        \
