@@ -28,6 +28,10 @@ option(FP8ATTN_TESTS "Build the tests (needs GoogleTest)" ${PROJECT_IS_TOP_LEVEL
 option(FP8ATTN_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 
 set(FP8ATTN_KNOWN_HEAD_DIMS 64 128)
+if(NOT FP8ATTN_HEAD_DIMS)
+  message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got an empty list, expected 64, 128 or \"64;128\" "
+                      "(-DFP8ATTN_CUDA=OFF builds no CUDA kernels at all)")
+endif()
 foreach(dim IN LISTS FP8ATTN_HEAD_DIMS)
   if(NOT dim IN_LIST FP8ATTN_KNOWN_HEAD_DIMS)
     message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got ${dim}, expected a list out of 64 and 128, such as \"64;128\"")
