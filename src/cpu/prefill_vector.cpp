@@ -53,6 +53,8 @@ template <class T>
 using BitsOf = typename VectorTypes<T>::Bits;
 template <class T>
 constexpr int kLanes = kVectorBytes / sizeof(T);
+static_assert(alignof(VectorOf<float>) == alignof(float) && alignof(VectorOf<double>) == alignof(double),
+              "vector_at() refers to elements of any alignment");
 
 template <class T>
 FP8ATTN_INLINE const VectorOf<T>& vector_at(const T* p) {
@@ -271,7 +273,9 @@ template <class Codes, class Code, class ValueOf>
 FP8ATTN_INLINE void unpack_body(const Code* source, float* destination, std::int64_t count, ValueOf value_of) {
   std::int64_t i = 0;
   for (; i + kLanes<float> <= count; i += kLanes<float>) {
-    const auto codes = *reinterpret_cast<const Codes*>(source + i);
+    // Rows begin anywhere. Codes, a template argument, has lost the attribute that says so.
+    Codes codes;
+    std::memcpy(&codes, source + i, sizeof(codes));
     vector_at(destination + i) = value_of(__builtin_convertvector(codes, IntVector));
   }
   if (i == count) return;
