@@ -19,7 +19,8 @@ struct Mask {
   // never more than key_length.
   FP8ATTN_HOST_DEVICE constexpr int visible_end(int row) const {
     if (!causal) return key_length;
-    const int end = row + 1 + key_length - query_length;
+    // In this order nothing leaves 32 bits, whatever the lengths: the sum of both does.
+    const int end = key_length - (query_length - 1 - row);
     return end < 0 ? 0 : (end > key_length ? key_length : end);
   }
 };

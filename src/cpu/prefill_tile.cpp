@@ -28,6 +28,13 @@ double base_factor_of(const PrefillProblem& problem) {
   return scale * std::numbers::log2e;
 }
 
+// The nearest finite T of a finite factor: one that overflows would turn the difference of equal scores, 0, into NaN.
+// Against all other differences the largest T is as good: their probabilities are 0.
+template <class T>
+T in_range(double factor) {
+  return static_cast<T>(std::isinf(factor) ? factor : std::min(factor, double{std::numeric_limits<T>::max()}));
+}
+
 bool is_per_token(const std::optional<TensorView>& scale) { return scale && scale->rank == 3; }
 
 // The scale of one element, 1 where none is given. i and j are the last two of three indices: token and head for q and
@@ -123,7 +130,8 @@ void Tile<T>::load_queries() {
     const double factor = base_factor_ * scale_at(problem_.q_scale, batch_, head_, token, head_) * k_scale;
     row_[row] = {.top = -std::numeric_limits<T>::infinity(),
                  .sum = 0,
-                 .factor = static_cast<T>(std::abs(factor)),
+                 .factor = in_range<T>(std::abs(factor)),
+                 .exact_factor = std::abs(factor),
                  .alpha = 0,
                  .negate = factor < 0,
                  .seen = 0};
@@ -232,9 +240,10 @@ void Tile<T>::store(int row) {
   }
   if (!problem_.lse) return;
   const auto& strides = problem_.lse->strides;
-  const T log2_sum = std::log2(state.sum) - code_exponent(rounding_.probability) + state.top * state.factor;
+  const double log2_sum =
+      std::log2(double{state.sum}) - code_exponent(rounding_.probability) + double{state.top} * state.exact_factor;
   static_cast<float*>(problem_.lse->data)[batch_ * strides[0] + head_ * strides[1] + token * strides[2]] =
-      empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2_sum * std::numbers::ln2_v<T>);
+      empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2_sum * std::numbers::ln2);
 }
 
 template class Tile<float>;

@@ -31,10 +31,11 @@ class Tile {
 
  private:
   struct Row {
-    T top;     // running maximum of the signed scores
-    T sum;     // running denominator
-    T factor;  // signed scores times this are logits in log2 units; >= 0
-    T alpha;   // what the last step multiplies the earlier ones by
+    T top;                // running maximum of the signed scores
+    T sum;                // running denominator
+    T factor;             // signed scores times this are logits in log2 units; >= 0, finite where its operands are
+    double exact_factor;  // the same beyond the range of T, for lse
+    T alpha;              // what the last step multiplies the earlier ones by
     bool negate;
     int seen;  // keys of this step that the row sees
   };

@@ -56,8 +56,8 @@ HostTensor pack_host_v(const HostTensor& v) {
 }
 
 const char* name_of(Layout layout) {
-  static constexpr const char* kNames[] = {"dense",          "padded",         "packed-qkv",  "transposed-heads",
-                                           "expanded-heads", "expanded-batch", "odd-size-one"};
+  static constexpr const char* kNames[] = {"dense",          "padded",         "packed-qkv",   "transposed-heads",
+                                           "expanded-heads", "expanded-batch", "odd-size-one", "shifted"};
   return kNames[static_cast<int>(layout)];
 }
 
@@ -84,6 +84,7 @@ Placement place(Layout layout, std::span<const std::int64_t> shape, DimRoles rol
       break;
     case Layout::kExpandedHeads: extent[roles.head] = 1; break;
     case Layout::kExpandedBatch: extent[0] = 1; break;
+    case Layout::kShifted: placement.offset = 1; break;
     default: break;
   }
   std::int64_t stride = 1;
@@ -91,8 +92,8 @@ Placement place(Layout layout, std::span<const std::int64_t> shape, DimRoles rol
     placement.strides[order[i]] = stride;
     stride *= extent[order[i]];
   }
+  placement.size = stride + placement.offset;
   placement.offset += head_offset * placement.strides[roles.head];
-  placement.size = stride + (layout == Layout::kPadded ? placement.offset : 0);
   if (layout == Layout::kExpandedHeads) placement.strides[roles.head] = 0;
   if (layout == Layout::kExpandedBatch) placement.strides[0] = 0;
   for (int i = 0; i < 3 && layout == Layout::kOddSizeOne; ++i) {

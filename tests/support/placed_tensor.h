@@ -36,6 +36,7 @@ enum class Layout : std::uint8_t {
   kExpandedHeads,    // stride 0 over heads; the elements must not depend on the head
   kExpandedBatch,    // stride 0 over batch entries; the elements must not depend on the batch entry
   kOddSizeOne,       // contiguous, with stride 7 for dims of size 1 but the last
+  kShifted,          // contiguous, one element past an aligned address
 };
 
 const char* name_of(Layout layout);

@@ -137,6 +137,67 @@ AssertionResult same_when_expanded(TestDevice& device, const PrefillCase& test) 
   return result;
 }
 
+AssertionResult same_when_shifted(TestDevice& device, const PrefillCase& test) {
+  constexpr Layout kShifted = Layout::kShifted;
+  const PrefillInputs inputs = make_inputs(test);
+  const RunOptions options{.q = kShifted, .k = kShifted, .v = kShifted, .out = kShifted};
+  return same_bits(run_prefill(device, test, inputs, options), run_prefill(device, test, inputs), test.name);
+}
+
+AssertionResult equal_logits_give_the_mean(TestDevice& device, const PrefillCase& test, float number) {
+  PrefillInputs inputs = make_inputs(test);
+  for (HostTensor* tensor : {&inputs.q, &inputs.k}) {
+    *tensor = encode_tensor(test.dtype, tensor->shape, std::vector<float>(tensor->count(), number));
+  }
+  const Reference reference = make_reference(test, inputs, sample_rows(test, test.n.s_q));
+  Tolerance tolerance = tolerance_for(test, device.device().kind);
+  tolerance.lse_abs = 1e-6 * reference.lse.back();  // the last place of such an lse is above 1
+  return check(test, reference, run_prefill(device, test, inputs), tolerance);
+}
+
+AssertionResult nan_scale_reaches_its_heads(TestDevice& device, PrefillCase test, HostScale PrefillInputs::*scale) {
+  test.q_scale = test.k_scale = ScaleForm::kHead;
+  const Dims& n = test.n;
+  PrefillInputs inputs = make_inputs(test);
+  const PrefillOutput clean = run_prefill(device, test, inputs);
+  HostScale& spoilt = inputs.*scale;
+  spoilt.values.front() = std::nanf("");
+  const PrefillOutput got = run_prefill(device, test, inputs);
+  const std::int64_t reached = n.h_q / spoilt.heads;  // query heads that share the first head of the scale
+  const auto compare = [&](const char* what, const HostTensor& got, const HostTensor& clean, std::int64_t inner) {
+    const std::vector<float> values = got.values(), before = clean.values();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::int64_t head = static_cast<std::int64_t>(i) / inner % n.h_q;
+      if (head < reached ? std::isnan(values[i]) : values[i] == before[i]) continue;
+      return AssertionFailure() << test.name << ": head " << head << ": " << what << " " << values[i] << ", was "
+                                << before[i] << " without NaN";
+    }
+    return AssertionSuccess();
+  };
+  AssertionResult result = compare("out", got.out, clean.out, n.d_v);
+  append(result, compare("lse", got.lse, clean.lse, n.s_q));
+  return result;
+}
+
+AssertionResult survives_the_largest_softmax_scale(TestDevice& device, PrefillCase test) {
+  test.softmax_scale = 3e38f;
+  const PrefillInputs inputs = make_inputs(test);
+  const Reference reference = make_reference(test, inputs, sample_rows(test, test.n.s_q));
+  const PrefillOutput output = run_prefill(device, test, inputs);
+  const Errors errors = measure(test, reference, output);
+  const Tolerance tolerance = tolerance_for(test, device.device().kind);
+  if (!(errors.relative_l2 <= tolerance.relative_l2)) {
+    return AssertionFailure() << test.name << ": relative L2 " << errors.relative_l2;
+  }
+  const std::vector<float> lse = output.lse.values();
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    const auto want = static_cast<float>(reference.lse[i]);  // infinity where it is beyond the range of float
+    if (lse[i] == want || std::abs(lse[i] - want) <= 1e-5f * std::abs(want)) continue;
+    return AssertionFailure() << test.name << ": lse " << lse[i] << ", expected " << want;
+  }
+  return AssertionSuccess();
+}
+
 AssertionResult same_every_time(TestDevice& device, const PrefillCase& test, const PrefillCase& between) {
   PrefillRun run(device, test, make_inputs(test));
   PrefillRun other(device, between, make_inputs(between));

@@ -28,6 +28,19 @@ Tolerance tolerance_for(const PrefillCase& test, DeviceKind device);
 // Stride 0 over heads and over batch entries, odd strides of size-1 dims: the bits of the dense run.
 ::testing::AssertionResult same_when_expanded(TestDevice& device, const PrefillCase& test);
 
+// Every tensor one element past an aligned address (CPU alone): the bits of the dense run.
+::testing::AssertionResult same_when_shifted(TestDevice& device, const PrefillCase& test);
+
+// q and k hold one large number, so that every logit is the same: out is the mean of the visible values, lse finite.
+::testing::AssertionResult equal_logits_give_the_mean(TestDevice& device, const PrefillCase& test, float number);
+
+// Makes the first head of a scale NaN: NaN in every out and lse that it reaches, the bits of the clean run elsewhere.
+::testing::AssertionResult nan_scale_reaches_its_heads(TestDevice& device, PrefillCase test,
+                                                       HostScale PrefillInputs::*scale);
+
+// A softmax scale near the largest float: every row takes the value of its largest logit.
+::testing::AssertionResult survives_the_largest_softmax_scale(TestDevice& device, PrefillCase test);
+
 // 100 times the same bits, with another problem in between.
 ::testing::AssertionResult same_every_time(TestDevice& device, const PrefillCase& test, const PrefillCase& between);
 

@@ -134,6 +134,68 @@ void add_layouts_and_counts(Registrar& registrar) {
   }
 }
 
+constexpr CpuArithmetic kArithmetics[] = {CpuArithmetic::kFloat32, CpuArithmetic::kFloat64, CpuArithmetic::kEmulated,
+                                          CpuArithmetic::kEmulated13};
+
+// Rows that begin at addresses of no alignment but that of an element, which the CPU backend alone reads.
+void add_misaligned(Registrar& registrar) {
+  for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kFP16, DType::kF32}) {
+    for (CpuArithmetic arithmetic : kArithmetics) {
+      for (std::int64_t d : {17, 20, 36, 100}) {
+        PrefillCase test{.name = fmt::format("I_misaligned_{}_{}_d{}", name_of(dtype), name_of(arithmetic), d),
+                         .n = {.b = 2, .s_q = 67, .s_kv = 135, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d},
+                         .dtype = dtype,
+                         .arithmetic = arithmetic};
+        registrar.add(test.name, [=](TestDevice& device) { return matches_reference(device, {test}); });
+        test.name += "_shifted";
+        registrar.add(test.name, [=](TestDevice& device) { return same_when_shifted(device, test); });
+        if (dtype != DType::kE4M3) continue;
+        test.name += "_packed";
+        test.v_layout = VLayout::kPacked;
+        registrar.add(test.name, [=](TestDevice& device) { return same_when_shifted(device, test); });
+      }
+    }
+  }
+}
+
+void add_largest_softmax_scale(Registrar& registrar) {
+  for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kFP16, DType::kF32}) {
+    for (CpuArithmetic arithmetic : kArithmetics) {
+      PrefillCase test{.name = fmt::format("C_largest_scale_{}_{}", name_of(dtype), name_of(arithmetic)),
+                       .n = {.b = 1, .s_q = 70, .s_kv = 130, .h_q = 2, .h_kv = 1, .d_qk = 128, .d_v = 128},
+                       .dtype = dtype,
+                       .out_dtype = DType::kF32,
+                       .arithmetic = arithmetic};
+      registrar.add(test.name, [=](TestDevice& device) { return survives_the_largest_softmax_scale(device, test); });
+      test.name += "_equal";
+      test.softmax_scale = 3e38f;
+      registrar.add(test.name, [=](TestDevice& device) { return counts_keys(device, test); });
+    }
+  }
+}
+
+void add_special_numbers(Registrar& registrar) {
+  const Dims n{.b = 1, .s_q = 70, .s_kv = 70, .h_q = 4, .h_kv = 2};
+  for (const PrefillCase& kind : kinds(registrar.cpu())) {
+    if (kind.dtype == DType::kE4M3) {
+      const auto add = [&](const char* what, HostScale PrefillInputs::*scale) {
+        const PrefillCase test = named(kind, what, n);
+        registrar.add(test.name, [=](TestDevice& device) { return nan_scale_reaches_its_heads(device, test, scale); });
+      };
+      add("C_nan_q_scale", &PrefillInputs::q_scale);
+      add("C_nan_k_scale", &PrefillInputs::k_scale);
+      continue;
+    }
+    for (float number : {8000.0f, 9999.0f, 12000.0f}) {
+      for (bool causal : {false, true}) {
+        PrefillCase test = named(kind, "C_equal_huge", n, causal);
+        test.name += fmt::format("_{}", number);
+        registrar.add(test.name, [=](TestDevice& device) { return equal_logits_give_the_mean(device, test, number); });
+      }
+    }
+  }
+}
+
 void add_repeats(Registrar& registrar) {
   // On a GPU enough work for every multiprocessor, so that a race has many chances to show.
   Dims n{.b = 1, .s_q = 70, .s_kv = 300, .h_q = 2, .h_kv = 1, .d_qk = 64, .d_v = 64};
@@ -170,6 +232,11 @@ bool register_prefill_tests(const char* suite, DeviceKind device, const DeviceMa
   add_foreign_memory(registrar);
   add_nothing_to_do(registrar);
   add_layouts_and_counts(registrar);
+  add_special_numbers(registrar);
+  if (registrar.cpu()) {
+    add_misaligned(registrar);
+    add_largest_softmax_scale(registrar);
+  }
   add_repeats(registrar);
   add_p_modes(registrar);
   for (const PrefillCase& test : reference_cases(device)) {
