@@ -64,6 +64,7 @@ std::optional<Reason> device_reason(const char* argument, Device device) {
     if (device.index == 0) return std::nullopt;
     return Reason{argument, device_text(device), "cpu with index 0"};
   }
+  if (!is_known(device.kind)) return Reason{argument, device_text(device), "cpu or cuda"};
 #ifdef FP8ATTN_WITH_CUDA
   const std::string problem = cuda::device_problem(device.index);
   if (problem.empty()) return std::nullopt;

@@ -1,6 +1,7 @@
 #include "fp8attn/prefill.h"
 
 #include <algorithm>
+#include <array>
 
 #include "api/dispatch.h"
 #include "api/validate.h"
@@ -8,17 +9,19 @@
 namespace fp8attn {
 namespace {
 
-// Whether nothing is wrong with the shapes that have the head dims.
-bool knows_head_dims(const std::vector<Reason>& reasons) {
-  return std::ranges::none_of(
-      reasons, [](const Reason& reason) { return reason.argument == "q.shape" || reason.argument == "v.shape"; });
+// Whether nothing is wrong with what the choice of a variant looks at: the head dims, and values of enums.
+bool knows_what_to_select(const std::vector<Reason>& reasons) {
+  constexpr std::array kArguments = {"q.shape", "v.shape", "v_layout", "p_mode"};
+  return std::ranges::none_of(reasons, [&](const Reason& reason) {
+    return std::ranges::find(kArguments, reason.argument) != kArguments.end();
+  });
 }
 
 Selection check(const PrefillProblem& problem) {
   Selection selection;
   selection.reasons = validate(problem);
   if (auto reason = device_reason("q.device", problem.q.device)) selection.reasons.push_back(*std::move(reason));
-  if (knows_head_dims(selection.reasons)) {
+  if (knows_what_to_select(selection.reasons)) {
     const Selection found = select_variant(problem, prefill_variants());
     selection.variant = found.variant;
     selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());

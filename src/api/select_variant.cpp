@@ -53,7 +53,7 @@ struct Wanted {
 
 // Why none of the device's rows fits: narrows them down, one property after the other, to the first that nothing has.
 Reason explain(const Wanted& wanted, const Rows& rows) {
-  const std::string where = fmt::format("{} on {}", name_of(wanted.dtype), name_of(wanted.device));
+  const std::string where = fmt::format("{} on {}", name_text(wanted.dtype), name_of(wanted.device));
 
   const Rows same_dtype = keep(rows, [&](const auto& row) { return wanted.dtype_fits(row); });
   if (same_dtype.empty()) {

@@ -150,6 +150,27 @@ void check_memories(std::vector<Reason>& reasons, const PrefillProblem& problem)
   if (problem.lse) check_memory(reasons, "lse", *problem.lse, {.written = true});
 }
 
+void check_enums(std::vector<Reason>& reasons, const PrefillProblem& problem) {
+  check_enum(reasons, "v_layout", problem.v_layout, {VLayout::kRowMajor, VLayout::kPacked});
+  check_enum(reasons, "p_mode", problem.p_mode, {PMode::kExact, PMode::kDefault, PMode::kFast});
+  using enum CpuArithmetic;
+  check_enum(reasons, "cpu_arithmetic", problem.cpu_arithmetic, {kFloat32, kFloat64, kEmulated, kEmulated13});
+}
+
+// For views that nothing else is wrong with: the memory of others says nothing.
+void check_outputs_apart(std::vector<Reason>& reasons, const PrefillProblem& problem) {
+  const auto check = [&](NamedView written) {
+    check_apart(reasons, written, {{"q", problem.q}, {"k", problem.k}, {"v", problem.v}});
+    if (problem.q_scale) check_apart(reasons, written, {{"q_scale", *problem.q_scale}});
+    if (problem.k_scale) check_apart(reasons, written, {{"k_scale", *problem.k_scale}});
+    if (problem.v_scale) check_apart(reasons, written, {{"v_scale", *problem.v_scale}});
+  };
+  check({"out", problem.out});
+  if (!problem.lse) return;
+  check({"lse", *problem.lse});
+  check_apart(reasons, {"lse", *problem.lse}, {{"out", problem.out}});
+}
+
 }  // namespace
 
 std::vector<Reason> validate(const PrefillProblem& problem) {
@@ -162,6 +183,8 @@ std::vector<Reason> validate(const PrefillProblem& problem) {
   if (problem.softmax_scale && !std::isfinite(*problem.softmax_scale)) {
     reasons.push_back({"softmax_scale", fmt::format("{}", *problem.softmax_scale), "a finite value"});
   }
+  check_enums(reasons, problem);
+  if (reasons.empty()) check_outputs_apart(reasons, problem);
   return reasons;
 }
 

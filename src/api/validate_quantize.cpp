@@ -29,9 +29,12 @@ void check_rearrangement(std::vector<Reason>& reasons, const TensorView& input, 
 }
 
 void check_scale(std::vector<Reason>& reasons, const QuantizeProblem& problem) {
+  using enum ScaleGranularity;
   const TensorView& input = problem.input;
   const TensorView scale = problem.scale;
-  if (input.rank == 4 && !(problem.granularity == ScaleGranularity::kTensor && scale.rank == 0)) {
+  const bool known =
+      check_enum(reasons, "granularity", problem.granularity, {kTensor, kHead, kBatchHead, kTokenHead, kChannel});
+  if (known && input.rank == 4 && !(problem.granularity == kTensor && scale.rank == 0)) {
     const TensorView expected =
         scale_shape(problem.granularity, input.shape[0], input.shape[1], input.shape[2], input.shape[3]);
     if (!fits(scale, expected)) {
@@ -52,7 +55,11 @@ std::vector<Reason> validate(const QuantizeProblem& problem) {
   std::vector<Reason> reasons;
   check_rearrangement(reasons, problem.input, problem.output, problem.layout);
   check_dtype(reasons, "input", problem.input, {DType::kBF16, DType::kFP16, DType::kF32});
+  check_enum(reasons, "layout", problem.layout, {VLayout::kRowMajor, VLayout::kPacked});
   check_scale(reasons, problem);
+  if (!reasons.empty()) return reasons;
+  check_apart(reasons, {"output", problem.output}, {{"input", problem.input}});
+  check_apart(reasons, {"scale", problem.scale}, {{"input", problem.input}, {"output", problem.output}});
   return reasons;
 }
 
@@ -60,6 +67,7 @@ std::vector<Reason> validate_pack_v(const TensorView& input, const MutableTensor
   std::vector<Reason> reasons;
   check_rearrangement(reasons, input, output, VLayout::kPacked);
   check_dtype(reasons, "input", input, {DType::kE4M3});
+  if (reasons.empty()) check_apart(reasons, {"output", output}, {{"input", input}});
   return reasons;
 }
 

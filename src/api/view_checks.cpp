@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <span>
 
 namespace fp8attn {
@@ -27,21 +26,69 @@ std::string strides_text(const TensorView& view) {
 
 bool is_empty(const TensorView& view) { return std::ranges::find(shape_of(view), 0) != shape_of(view).end(); }
 
-// Whether x steps along dim i and y steps along dim j lead to the same element, with x < shape_i and y < shape_j, not
-// both 0. Strides are not negative, and not both 0.
-bool dims_collide(const TensorView& view, int i, int j) {
-  const std::int64_t common = std::gcd(view.strides[i], view.strides[j]);
-  return view.strides[j] / common < view.shape[i] && view.strides[i] / common < view.shape[j];
+// Bytes and addresses: the largest shape times the largest stride does not fit 64 bits.
+using Bytes = __int128;
+
+Bytes address_of(const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data); }
+
+Bytes stride_bytes(const TensorView& view, int dim) { return Bytes{view.strides[dim]} * size_of(view.dtype); }
+
+// Bytes from the first element to the end of the last one that dims of a stride below `pitch` bytes lead to. Strides
+// are not negative.
+Bytes extent_below(const TensorView& view, Bytes pitch) {
+  Bytes extent = size_of(view.dtype);
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[i] > 1 && stride_bytes(view, i) < pitch) extent += (view.shape[i] - 1) * stride_bytes(view, i);
+  }
+  return extent;
 }
 
-bool overlaps_itself(const TensorView& view) {
+// Bytes from the first to the end of the last element.
+Bytes extent_of(const TensorView& view) { return extent_below(view, Bytes{1} << 126); }
+
+// Enough to rule out that two elements share memory, and what every layout made of nested or sliced dims meets: by
+// ascending stride, each dim steps over all that the dims before it span.
+bool dims_overlap(const TensorView& view) {
+  std::vector<int> dims;
   for (int i = 0; i < view.rank; ++i) {
-    if (view.shape[i] > 1 && view.strides[i] == 0) return true;
-    for (int j = i + 1; j < view.rank; ++j) {
-      if (view.shape[i] > 1 && view.shape[j] > 1 && dims_collide(view, i, j)) return true;
-    }
+    if (view.shape[i] > 1) dims.push_back(i);
+  }
+  std::ranges::sort(dims, {}, [&](int dim) { return view.strides[dim]; });
+  Bytes extent = 1;  // elements
+  for (int dim : dims) {
+    if (view.strides[dim] < extent) return true;
+    extent += Bytes{view.shape[dim] - 1} * view.strides[dim];
   }
   return false;
+}
+
+// Whether every dim steps less than `pitch` bytes or a multiple of it.
+bool repeats_by(const TensorView& view, Bytes pitch) {
+  for (int i = 0; i < view.rank; ++i) {
+    const Bytes stride = stride_bytes(view, i);
+    if (view.shape[i] > 1 && stride > pitch && stride % pitch != 0) return false;
+  }
+  return true;
+}
+
+// Whether both views repeat by the same pitch and take up different parts of it, as the slices of one packed tensor do.
+// `lower` has the lower address.
+bool interleave(const TensorView& lower, const TensorView& upper, Bytes pitch) {
+  if (pitch <= 0 || !repeats_by(lower, pitch) || !repeats_by(upper, pitch)) return false;
+  const Bytes offset = (address_of(upper) - address_of(lower)) % pitch;
+  return extent_below(lower, pitch) <= offset && offset + extent_below(upper, pitch) <= pitch;
+}
+
+bool may_share_memory(const TensorView& a, const TensorView& b) {
+  const bool in_order = address_of(a) <= address_of(b);
+  const TensorView &lower = in_order ? a : b, &upper = in_order ? b : a;
+  if (address_of(lower) + extent_of(lower) <= address_of(upper)) return false;
+  for (const TensorView* view : {&lower, &upper}) {
+    for (int i = 0; i < view->rank; ++i) {
+      if (view->shape[i] > 1 && interleave(lower, upper, stride_bytes(*view, i))) return false;
+    }
+  }
+  return true;
 }
 
 bool any_stride(const TensorView& view, auto predicate) {
@@ -60,7 +107,9 @@ void check_strides(std::vector<Reason>& reasons, const char* name, const TensorV
   if (rules.last_dim_contiguous && last >= 0 && view.shape[last] > 1 && view.strides[last] != 1) {
     complain("a contiguous last dim (stride 1)");
   }
-  if (rules.written && overlaps_itself(view)) complain("an output whose elements do not overlap");
+  if (rules.written && dims_overlap(view)) {
+    complain("dims that do not overlap: each stride beyond all that the dims of smaller strides span");
+  }
   if (!rules.tma) return;
   const std::int64_t element = std::max<std::int64_t>(size_of(view.dtype), 1);
   // The last dim's stride, 1, is no multiple of 16 bytes and needs none.
@@ -78,6 +127,7 @@ void check_strides(std::vector<Reason>& reasons, const char* name, const TensorV
 
 std::string device_text(Device device) {
   if (device == Device{}) return "cpu";
+  if (!is_known(device.kind)) return fmt::format("a device of kind {}", static_cast<int>(device.kind));
   return fmt::format("{}:{}", name_of(device.kind), device.index);
 }
 
@@ -129,14 +179,14 @@ void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorVie
   if (std::ranges::find(accepted, view.dtype) != accepted.end()) return;
   std::vector<std::string> names;
   for (DType dtype : accepted) names.push_back(name_of(dtype));
-  reasons.push_back({fmt::format("{}.dtype", name), name_of(view.dtype), or_text(names)});
+  reasons.push_back({fmt::format("{}.dtype", name), name_text(view.dtype), or_text(names)});
 }
 
 void check_same_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
                       DType dtype) {
   if (view.dtype == dtype) return;
-  reasons.push_back(
-      {fmt::format("{}.dtype", name), name_of(view.dtype), fmt::format("{}, the dtype of {}", name_of(dtype), owner)});
+  reasons.push_back({fmt::format("{}.dtype", name), name_text(view.dtype),
+                     fmt::format("{}, the dtype of {}", name_text(dtype), owner)});
 }
 
 void check_device(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
@@ -157,6 +207,17 @@ void check_memory(std::vector<Reason>& reasons, const char* name, const TensorVi
                        fmt::format("an address that is a multiple of {} bytes", alignment)});
   }
   check_strides(reasons, name, view, rules);
+}
+
+void check_apart(std::vector<Reason>& reasons, NamedView written, std::initializer_list<NamedView> others) {
+  if (is_empty(written.view)) return;
+  for (const NamedView& other : others) {
+    if (is_empty(other.view) || !may_share_memory(written.view, other.view)) continue;
+    reasons.push_back({fmt::format("{}.data", written.name),
+                       fmt::format("address {} with shape {}, in the memory of {}, address {}", written.view.data,
+                                   shape_text(written.view), other.name, other.view.data),
+                       fmt::format("memory that {} does not use", other.name)});
+  }
 }
 
 void check_contiguous(std::vector<Reason>& reasons, const char* name, const TensorView& view) {

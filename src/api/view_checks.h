@@ -1,6 +1,8 @@
 // What can be wrong with one tensor view by itself. Each function adds the reasons that it finds.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
@@ -36,6 +38,27 @@ std::string device_text(Device device);                             // "cpu", "c
 std::string shape_text(const TensorView& view);                     // "[2, 64]"; kAnyDim as "*"
 std::string or_text(const std::vector<std::string>& alternatives);  // "a, b or c"
 
+constexpr bool is_known(DeviceKind kind) { return kind == DeviceKind::kCpu || kind == DeviceKind::kCuda; }
+
+// The name of an enum's value, else its number: callers of other languages pass any.
+template <class Enum>
+std::string name_text(Enum value) {
+  const std::string name = name_of(value);
+  return name != "?" ? name : fmt::format("{} (not a value of the enum)", static_cast<int>(value));
+}
+
+// Whether `value` is one of all the values that its enum has.
+template <class Enum>
+bool check_enum(std::vector<Reason>& reasons, const char* name, Enum value, std::initializer_list<Enum> all) {
+  std::vector<std::string> names;
+  for (Enum known : all) {
+    if (value == known) return true;
+    names.push_back(name_of(known));
+  }
+  reasons.push_back({name, name_text(value), or_text(names)});
+  return false;
+}
+
 // Whether the shape is that of `expected`, where kAnyDim fits every size.
 bool fits(const TensorView& view, const TensorView& expected);
 
@@ -66,6 +89,11 @@ void check_device(std::vector<Reason>& reasons, const char* name, const TensorVi
 
 // Pointer, alignment and strides. Strides of dims of size 1, and of views without elements, are never looked at.
 void check_memory(std::vector<Reason>& reasons, const char* name, const TensorView& view, MemoryRules rules);
+
+// No byte of `written` belongs to one of the others. Views that pass the checks above, on one device. Slices of one
+// buffer are apart where they take up different parts of a pitch by which both repeat; other views whose ranges of
+// addresses overlap are refused.
+void check_apart(std::vector<Reason>& reasons, NamedView written, std::initializer_list<NamedView> others);
 
 // Row-major strides without gaps.
 void check_contiguous(std::vector<Reason>& reasons, const char* name, const TensorView& view);

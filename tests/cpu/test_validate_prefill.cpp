@@ -135,6 +135,39 @@ const BadPrefillCase kBadTypes[] = {
      [](PrefillArguments& s) { s.problem.softmax_scale = -INFINITY; },
      "softmax_scale",
      {"-inf", "finite"}},
+    {"NoSuchQueryDtype",
+     [](PrefillArguments& s) { set_dtype(s.problem, static_cast<DType>(9)); },
+     "q.dtype",
+     {"got 9 (not a value of the enum) on cpu", "e4m3, bf16, fp16 or f32"}},
+    {"NoSuchKeyDtype",
+     [](PrefillArguments& s) { s.problem.k.dtype = static_cast<DType>(9); },
+     "k.dtype",
+     {"got 9 (not", "e4m3, the dtype of q"}},
+    {"NoSuchOutDtype",
+     [](PrefillArguments& s) { s.problem.out.dtype = static_cast<DType>(255); },
+     "out.dtype",
+     {"got 255 (not", "bf16, fp16 or f32"}},
+    {"NoSuchValueLayout",
+     [](PrefillArguments& s) { s.problem.v_layout = static_cast<VLayout>(2); },
+     "v_layout",
+     {"got 2 (not", "row-major or packed"}},
+    {"NoSuchPMode",
+     [](PrefillArguments& s) { s.problem.p_mode = static_cast<PMode>(3); },
+     "p_mode",
+     {"got 3 (not", "exact, default or fast"}},
+    {"NoSuchArithmetic",
+     [](PrefillArguments& s) { s.problem.cpu_arithmetic = static_cast<CpuArithmetic>(4); },
+     "cpu_arithmetic",
+     {"got 4 (not", "float32, float64, emulated or emulated13"}},
+    {"NoSuchDevice",
+     [](PrefillArguments& s) {
+       for (Device* device : {&s.problem.q.device, &s.problem.k.device, &s.problem.v.device, &s.problem.out.device,
+                              &s.problem.lse->device}) {
+         device->kind = static_cast<DeviceKind>(7);
+       }
+     },
+     "q.device",
+     {"a device of kind 7", "expected cpu or cuda"}},
     {"CpuIndex",
      [](PrefillArguments& s) {
        for (Device* device : {&s.problem.q.device, &s.problem.k.device, &s.problem.v.device, &s.problem.out.device,
@@ -188,7 +221,12 @@ const BadPrefillCase kBadMemory[] = {
      {"31, 1]", "not overlap"}},
     {"OverlappingBatches", [](PrefillArguments& s) { s.problem.out.strides[0] = 192; }, "out.strides", {"not overlap"}},
     {"ExpandedLse", [](PrefillArguments& s) { s.problem.lse->strides[1] = 0; }, "lse.strides", {"not overlap"}},
-    {"LseStride", [](PrefillArguments& s) { s.problem.lse->strides[2] = 3; }, "lse.strides", {"contiguous"}},
+    {"LseStride",
+     [](PrefillArguments& s) {
+       s.problem.lse->strides = {kHQ * kSQ * 3, kSQ * 3, 3};
+     },
+     "lse.strides",
+     {"contiguous"}},
 };
 INSTANTIATE_TEST_SUITE_P(Memory, BadPrefill, testing::ValuesIn(kBadMemory), CaseName());
 

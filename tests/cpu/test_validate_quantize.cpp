@@ -87,6 +87,26 @@ const BadQuantizeCase kBadQuantize[] = {
      [](Arguments& s) { s.problem.input.strides[1] = -8; },
      "input.strides",
      {"-8", "no negative"}},
+    {"NoSuchDevice",
+     [](Arguments& s) {
+       for (Device* device : {&s.problem.input.device, &s.problem.output.device, &s.problem.scale.device}) {
+         device->kind = static_cast<DeviceKind>(2);
+       }
+     },
+     "input.device",
+     {"a device of kind 2", "cpu or cuda"}},
+    {"NoSuchInputDtype",
+     [](Arguments& s) { s.problem.input.dtype = static_cast<DType>(6); },
+     "input.dtype",
+     {"got 6 (not", "bf16, fp16 or f32"}},
+    {"NoSuchGranularity",
+     [](Arguments& s) { s.problem.granularity = static_cast<ScaleGranularity>(5); },
+     "granularity",
+     {"got 5 (not", "tensor, head, batch-head, token-head or channel"}},
+    {"NoSuchLayout",
+     [](Arguments& s) { s.problem.layout = static_cast<VLayout>(77); },
+     "layout",
+     {"got 77 (not", "row-major or packed"}},
     {"OutputShape",
      [](Arguments& s) { s.problem.output.shape[1] = 4; },
      "output.shape",

@@ -46,7 +46,9 @@ const BadPrefillCase kBadCuda[] = {
      "k.strides",
      {"196", "multiple of 8 elements"}},
     {"OutStride",
-     [](PrefillArguments& s) { s.problem.out.strides[2] = 36; },
+     [](PrefillArguments& s) {
+       s.problem.out.strides = {kSQ * kHQ * 36, kHQ * 36, 36, 1};
+     },
      "out.strides",
      {"36, 1]", "multiple of 8 elements"}},
     {"PackedValueStride",
@@ -132,6 +134,8 @@ TEST_P(GoodPrefill, ScaleShapes) {
 TEST_P(GoodPrefill, LongestLengthsAndInterleavedOutputs) {
   PrefillProblem& p = arguments.problem;
   p.k.shape[1] = p.v.shape[1] = kMaxDim;
+  // Beyond all other memory, which such tensors would span.
+  p.k.data = p.v.data = reinterpret_cast<const void*>(std::uintptr_t{1} << 56);
   // Heads outside tokens, and the gap between two rows used by nothing.
   p.out.strides = {kSQ * kHQ * kDV * 2, kDV * 2, kSQ * kDV * 2, 1};
   expect_valid();
