@@ -40,7 +40,13 @@ const char* name_of(CpuArithmetic arithmetic);
 // of h_kv (query head i reads key head i / (h_q / h_kv)); d_qk, d_v: channels of q and k, and of v and out.
 //
 // Tensors: any strides with a contiguous last dim, stride 0 (expanded) included. On CUDA: 16-byte aligned base and
-// strides of a multiple of 16 bytes. All on one device.
+// strides of a multiple of 16 bytes. All on one device. No two elements of out, or of lse, share memory: by ascending
+// stride, each dim steps over all that the dims before it span. Out and lse share no memory with each other or with an
+// input; they may be slices of one buffer with them, where rows of all repeat by one pitch and use different parts of
+// it.
+//
+// Packed V: positions of tokens >= s_kv belong to the format and must hold 0, as quantize() and pack_v() write them.
+// They take part in products with 0, where NaN would spread.
 //
 // real = stored * scale. A scale that is not given is 1. Scale tensors: f32, on the device of q, any strides.
 struct PrefillProblem {

@@ -28,7 +28,7 @@ const char* name_of(ScaleGranularity granularity);
 // kPacked: [b, h, d, packed_length(s)]: channels by tokens, since 8-bit tensor-core instructions want the reduction
 // (tokens) contiguous. Within each group of 16 tokens, position 4*i + 2*j + k (i in 0..3, j and k in 0..1) holds token
 // 8*j + 2*i + k: the order in which a thread of Hopper's score accumulator holds its columns, so that the probabilities
-// need no shuffle. Positions of tokens >= s hold 0. e4m3 only.
+// need no shuffle. Positions of tokens >= s are part of the format and must hold 0: kernels read them. e4m3 only.
 enum class VLayout : std::uint8_t { kRowMajor, kPacked };
 
 // "row-major", "packed".
@@ -46,6 +46,8 @@ constexpr std::int64_t packed_position(std::int64_t token) {
 // Quantise one tensor: scale = amax / 448 over the elements that share it, stored = e4m3(real * (1 / scale)), so that
 // real = stored * scale. amax is taken over finite values; where all of them are 0 the scale is 1. Scales below 2^-100
 // are raised to it. Infinities saturate to +-448, NaN stays NaN. CPU and CUDA give the same bits.
+// Output and scale share no memory with each other or with the input; slices of one buffer as in prefill.h are
+// accepted.
 struct QuantizeProblem {
   TensorView input;          // [b, s, h, d] bf16, fp16 or f32; any strides with a contiguous last dim
   MutableTensorView output;  // e4m3: [b, s, h, d] (kRowMajor, any strides with a contiguous last dim) or
@@ -66,7 +68,8 @@ std::size_t workspace_size(const QuantizeProblem& problem);
 void quantize(const QuantizeProblem& problem, Workspace workspace = {}, Stream stream = nullptr);
 
 // Rearrange a row-major e4m3 V into the packed layout. input: e4m3 [b, s, h, d]; output: e4m3 [b, h, d,
-// packed_length(s)], contiguous. Scales are untouched by it. Errors and streams as in quantize().
+// packed_length(s)], contiguous, in memory that the input does not use. Scales are untouched by it. Errors and streams
+// as in quantize().
 void pack_v(const TensorView& input, const MutableTensorView& output, Stream stream = nullptr);
 
 }  // namespace fp8attn
