@@ -1,6 +1,8 @@
 // `fp8attn attend`: attention of tensors from files by one recipe, its error and its time.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,7 @@
 #include "cli/common_options.h"
 #include "cli/errors.h"
 #include "cli/format.h"
+#include "cli/json_text.h"
 #include "cli/npy.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
@@ -36,7 +39,7 @@ struct LayerResult {
   std::optional<Errors> kernel_only;  // against exact attention of what the recipe made of them
 };
 
-// What the options and the input come to.
+// What the options and a layer come to.
 struct Job {
   const Recipe* recipe;  // null: the tensors as they are
   DType stored;          // of q, k and v for the kernel
@@ -44,20 +47,23 @@ struct Job {
   bool e4m3() const { return stored == DType::kE4M3; }
 };
 
+std::string of_layer(const Layer& layer) { return layer.name.empty() ? "" : " of " + layer.name; }
+
 // Null for "none", and where e4m3 input leaves nothing to choose.
-const Recipe* chosen_recipe(const std::string& name, const Input& input) {
-  const bool quantised = input.layers.front().q.dtype == DType::kE4M3;
-  if (name == kNoRecipe || (name.empty() && quantised)) return nullptr;
+const Recipe* chosen_recipe(const std::string& name, const Layer& layer) {
+  if (name == kNoRecipe || (name.empty() && layer.q.dtype == DType::kE4M3)) return nullptr;
   return &find_recipe(name.empty() ? kDefaultRecipe : name);
 }
 
 // Throws Error for an option that would do nothing.
-Job job_of(const Options& options, const Input& input, AttentionOptions attention) {
-  attention.causal = options.common.causal.value_or(input.causal);
-  const Recipe* recipe = chosen_recipe(options.recipe, input);
-  const DType stored = recipe == nullptr ? input.layers.front().q.dtype : recipe->dtype;
-  const Job job{recipe, stored, attention};
-  const std::string got = fmt::format("a value beside {} tensors", name_of(stored));
+Job job_of(const Options& options, const Layer& layer, const AttentionOptions& attention) {
+  const Recipe* recipe = chosen_recipe(options.recipe, layer);
+  if (recipe != nullptr && layer.q.dtype == DType::kE4M3) {
+    throw usage_error("--recipe", fmt::format("'{}' for the e4m3 tensors{}", recipe->name, of_layer(layer)),
+                      fmt::format("'{}': a recipe starts from bf16, fp16 or f32", kNoRecipe));
+  }
+  const Job job{recipe, recipe == nullptr ? layer.q.dtype : recipe->dtype, attention};
+  const std::string got = fmt::format("a value beside the {} tensors{}", name_of(job.stored), of_layer(layer));
   if (!job.e4m3() && attention.p_mode) throw usage_error("--p-mode", got, "e4m3: only there P has several forms");
   if (!job.e4m3() && attention.v_layout == VLayout::kPacked) {
     throw usage_error("--v-layout", got, "e4m3: only that has a packed layout");
@@ -65,10 +71,21 @@ Job job_of(const Options& options, const Input& input, AttentionOptions attentio
   return job;
 }
 
+// Throws Error where the device has no kernel for a recipe. What the file itself asks for, prefill() judges.
+void require_support(const Attention& attention, const Job& job) {
+  if (job.recipe == nullptr || job.attention.device.kind == DeviceKind::kCpu) return;
+  if (const Support support = attention.support(); !support) {
+    throw usage_error(
+        "--recipe", fmt::format("'{}' on {}", job.recipe->name, where(job.attention)),
+        fmt::format("--device cpu, where every recipe runs, or another recipe ({})", fmt::join(support.reasons, "; ")));
+  }
+}
+
 LayerResult attend(const Layer& layer, const Job& job, Progress* progress) {
-  const std::string suffix = layer.name.empty() ? "" : " of " + layer.name;
+  const std::string suffix = of_layer(layer);
   progress->step("attention" + suffix);
   Attention attention(layer, job.recipe, job.attention);
+  require_support(attention, job);
   LayerResult result{.name = layer.name,
                      .input = describe(layer),
                      .rows = {},
@@ -115,17 +132,32 @@ std::unique_ptr<OutputFile> open_output(const std::string& path, const Input& in
   return std::make_unique<OutputFile>("--out", path);
 }
 
-void print_text(const Options& options, const Job& job, const std::vector<LayerResult>& results) {
-  const AttentionOptions& attention = job.attention;
-  fmt::print("input    {}\n", options.common.input.file.empty() ? "three .npy files" : options.common.input.file);
-  fmt::print("         {}{}\n", results.front().input, attention.causal ? ", causal" : "");
-  if (job.recipe == nullptr) {
-    fmt::print("recipe   {} (the tensors as they are)\n", kNoRecipe);
-  } else {
-    fmt::print("recipe   {}: {}\n", job.recipe->name, describe(*job.recipe));
+// What is stored and how, once for all layers that share it.
+void print_recipes(const std::vector<Job>& jobs, const std::vector<LayerResult>& results) {
+  const auto same = [](const Job& a, const Job& b) { return a.recipe == b.recipe && a.stored == b.stored; };
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
+    std::vector<std::string> layers;
+    for (std::size_t j = 0; j < jobs.size(); ++j) {
+      if (same(jobs[j], job)) layers.push_back(results[j].name);
+    }
+    if (layers.front() != results[i].name) continue;  // told already
+    const std::string name = job.recipe == nullptr ? kNoRecipe : job.recipe->name;
+    const std::string text = job.recipe == nullptr ? "the tensors as they are" : describe(*job.recipe);
+    fmt::print("input    {}{}\n", results[i].input, job.attention.causal ? ", causal" : "");
+    fmt::print("recipe   {}: {}\n", name, text);
+    if (layers.size() < jobs.size()) fmt::print("         in {}\n", fmt::join(layers, ", "));
   }
+}
+
+void print_text(const Options& options, const std::vector<Job>& jobs, const std::vector<LayerResult>& results) {
+  const AttentionOptions& attention = jobs.front().attention;
+  fmt::print("file     {}\n", options.common.input.file.empty() ? "three .npy files" : options.common.input.file);
+  print_recipes(jobs, results);
   if (attention.p_mode) fmt::print("         P {} (--p-mode)\n", name_of(*attention.p_mode));
-  if (job.e4m3()) fmt::print("v layout {}\n", name_of(attention.v_layout));
+  if (std::any_of(jobs.begin(), jobs.end(), [](const Job& job) { return job.e4m3(); })) {
+    fmt::print("v layout {}\n", name_of(attention.v_layout));
+  }
   fmt::print("device   {}, {}\n", where(attention), device_name(attention.device));
   fmt::print("checked  {}, float64 reference\n\n", results.front().rows);
   Table table({"layer", "against", "rel L2", "cosine", "worst row", "lse error", "quantise ms", "attend ms"});
@@ -139,46 +171,57 @@ void print_text(const Options& options, const Job& job, const std::vector<LayerR
     if (result.kernel_only) add(result, "exact, tensors as stored", *result.kernel_only, false);
   }
   fmt::print("{}", table.text());
-  fmt::print("\nrel L2: |out - exact| / |exact|. worst row: the largest of one token and head. lse error: largest.\n");
+  fmt::print(
+      "\nrel L2: |out - exact| / |exact|. worst row: the largest of one token and head. lse error: the largest\n"
+      "absolute error of a log-sum-exp, in nats.\n");
   if (!options.out.empty()) fmt::print("written  {}\n", options.out);
 }
 
-void print_json(const Options& options, const Job& job, const std::vector<LayerResult>& results) {
-  ordered_json layers = ordered_json::array();
-  for (const LayerResult& result : results) {
-    layers.push_back({{"layer", result.name},
-                      {"input", result.input},
-                      {"rows_checked", result.rows},
-                      {"end_to_end", errors_json(result.end_to_end)},
-                      {"kernel_only", result.kernel_only ? errors_json(*result.kernel_only) : ordered_json()},
-                      {"quantize_ms", result.quantize_ms},
-                      {"attend_ms", result.attend_ms}});
-  }
+ordered_json layer_json(const Job& job, const LayerResult& result) {
   const PMode recipe_mode = job.recipe == nullptr ? PMode::kDefault : job.recipe->p_mode;
   const char* p_mode = name_of(job.attention.p_mode.value_or(recipe_mode));
+  return {{"layer", result.name},
+          {"input", result.input},
+          {"recipe", job.recipe == nullptr ? kNoRecipe : job.recipe->name},
+          {"p_mode", job.e4m3() ? ordered_json(p_mode) : ordered_json()},
+          {"rows_checked", result.rows},
+          {"end_to_end", errors_json(result.end_to_end)},
+          {"kernel_only", result.kernel_only ? errors_json(*result.kernel_only) : ordered_json()},
+          {"quantize_ms", result.quantize_ms},
+          {"attend_ms", result.attend_ms}};
+}
+
+void print_json(const Options& options, const std::vector<Job>& jobs, const std::vector<LayerResult>& results) {
+  ordered_json layers = ordered_json::array();
+  for (std::size_t i = 0; i < jobs.size(); ++i) layers.push_back(layer_json(jobs[i], results[i]));
+  const AttentionOptions& attention = jobs.front().attention;
   const ordered_json text = {{"file", options.common.input.file},
-                             {"recipe", job.recipe == nullptr ? kNoRecipe : job.recipe->name},
-                             {"device", where(job.attention)},
-                             {"causal", job.attention.causal},
-                             {"p_mode", job.e4m3() ? ordered_json(p_mode) : ordered_json()},
-                             {"v_layout", name_of(job.attention.v_layout)},
+                             {"device", where(attention)},
+                             {"causal", attention.causal},
+                             {"v_layout", name_of(attention.v_layout)},
                              {"layers", layers}};
-  fmt::print("{}\n", text.dump(2));
+  fmt::print("{}\n", pretty(text));
 }
 
 void run_attend(const Options& options) {
-  const AttentionOptions attention = attention_options(options.common);
+  AttentionOptions attention = attention_options(options.common);
   if (!options.recipe.empty() && options.recipe != kNoRecipe) find_recipe(options.recipe);
   const Input input = load_input(options.common.input);
-  const Job job = job_of(options, input, attention);
+  attention.causal = options.common.causal.value_or(input.causal);
+  std::vector<Job> jobs;
+  std::size_t steps = 0;
+  for (const Layer& layer : input.layers) {
+    jobs.push_back(job_of(options, layer, attention));
+    steps += jobs.back().recipe == nullptr ? 2 : 3;
+  }
   const auto output = open_output(options.out, input);
   std::vector<LayerResult> results;
   {
-    Progress progress("attend", input.layers.size() * (job.recipe == nullptr ? 2 : 3));
-    for (const Layer& layer : input.layers) results.push_back(attend(layer, job, &progress));
+    Progress progress("attend", steps);
+    for (std::size_t i = 0; i < jobs.size(); ++i) results.push_back(attend(input.layers[i], jobs[i], &progress));
   }
   if (output) output->write(output_bytes(options.out, results));
-  (options.common.json ? print_json : print_text)(options, job, results);
+  (options.common.json ? print_json : print_text)(options, jobs, results);
 }
 
 }  // namespace
@@ -187,11 +230,15 @@ void add_attend(CLI::App& program, std::function<void()>* run) {
   auto* command = program.add_subcommand("attend", "Attention of tensors from files: its error and its time");
   auto options = std::make_shared<Options>();
   add_common_options(*command, &options->common);
-  command->add_option("--recipe", options->recipe,
-                      "How q, k and v are stored (fp8attn info lists the recipes), or none for the tensors as they are "
-                      "(default: head; none for e4m3 input)");
-  command->add_option("--p-mode", options->common.p_mode, "Form of P: exact, default, fast (default: the recipe's)");
-  command->add_option("--out", options->out, "Write out and lse (.safetensors), or out as float32 (.npy)");
+  command
+      ->add_option("--recipe", options->recipe,
+                   "How q, k and v are stored (fp8attn info lists the recipes), or none for the tensors as they are "
+                   "(default: head; none for e4m3 input)")
+      ->check(not_empty());
+  command->add_option("--p-mode", options->common.p_mode, "Form of P: exact, default, fast (default: the recipe's)")
+      ->check(not_empty());
+  command->add_option("--out", options->out, "Write out and lse (.safetensors), or out as float32 (.npy)")
+      ->check(not_empty());
   command->callback([options, run] { *run = [options] { run_attend(*options); }; });
 }
 

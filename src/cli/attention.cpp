@@ -58,10 +58,6 @@ PrefillProblem problem_of(const Layer& layer, const AttentionOptions& options) {
 }
 
 Attention::Attention(const Layer& layer, const Recipe* recipe, const AttentionOptions& options) : options_(options) {
-  if (recipe != nullptr && layer.q.dtype == DType::kE4M3) {
-    throw usage_error("--recipe", fmt::format("'{}' for e4m3 input", recipe->name),
-                      fmt::format("'{}': a recipe starts from bf16, fp16 or f32", kNoRecipe));
-  }
   const auto granularity = [&](ScaleGranularity Recipe::*member) {
     return recipe == nullptr ? ScaleGranularity::kTensor : recipe->*member;
   };

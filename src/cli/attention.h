@@ -24,8 +24,8 @@ PrefillProblem problem_of(const Layer& layer, const AttentionOptions& options);
 
 class Attention {
  public:
-  // Copies the tensors to the device and quantises or converts them there as `recipe` says (null: as they are).
-  // Throws Error for a recipe that cannot start from the layer's dtype.
+  // Copies the tensors to the device and quantises or converts them there as `recipe` says (null: as they are, which
+  // e4m3 tensors have to stay).
   Attention(const Layer& layer, const Recipe* recipe, const AttentionOptions& options);
 
   // Whether prefill() takes it, with the reasons why not.

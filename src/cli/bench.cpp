@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "cli/cublaslt.h"
 #include "cli/errors.h"
 #include "cli/format.h"
+#include "cli/json_text.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/yardstick.h"
@@ -90,19 +92,19 @@ class Bench {
     Progress progress("bench", cases_.size());
     fmt::print(text_, "device  {}\ncommit  {}\n", device(), kFp8attnCommit);
     if (on_cuda()) print_yardsticks();
-    fmt::print(text_, "\n{:<{}}  {:>9}  {:>9}  {:>8}  {:>8}  {:>7}  {:>6}  {:>8}\n", "", name_width_, "burst",
-               "sustained", "burst", "sustained", "", "sust.", "");
-    fmt::print(text_, "{:<{}}  {:>9}  {:>9}  {:>8}  {:>8}  {:>7}  {:>6}  {:>8}\n", "case", name_width_, "ms", "ms",
-               "TFLOP/s", "TFLOP/s", "GB/s", "/ Y", "rel L2");
+    print_header();
     std::size_t left_out = 0;
     for (const BenchCase& item : cases_) {
       progress.step(item.name());
       if (!run_case(item, &progress)) ++left_out;
     }
     if (on_cuda()) fmt::print(text_, "\nY after the run: {:.0f} TFLOP/s\n", yardstick());
-    if (left_out != 0) fmt::print(text_, "{} of {} cases cannot run here\n", left_out, cases_.size());
-    if (text_ == stderr) fmt::print("{}\n", rows_.dump(2));
-    if (file_) file_->write(rows_.dump(2) + '\n');
+    print_legend();
+    if (text_ == stderr) fmt::print("{}\n", pretty(rows_));
+    if (file_) file_->write(pretty(rows_) + '\n');
+    if (left_out != 0) {
+      throw std::runtime_error(fmt::format("{} of {} cases cannot run here", left_out, cases_.size()));
+    }
   }
 
  private:
@@ -142,19 +144,43 @@ class Bench {
     measured.timing = measure(options.device, [&] { attention.launch(); });
     measured.rel_l2 = errors_of(inputs_.exact(item, options), attention.out(), nullptr).rel_l2;
     rows_.push_back(row(item, measured));
-    if (file_) file_->write(rows_.dump(2) + '\n');
+    if (file_) file_->write(pretty(rows_) + '\n');
     progress->clear();
     print_row(item, measured);
     return true;
   }
 
+  // Y and the ratio to it belong to GPUs.
+  void print_header() const {
+    const auto line = [&](auto name, auto a, auto b, auto c, auto d, auto e, auto ratio, auto error) {
+      fmt::print(text_, "{:<{}}  {:>9}  {:>9}  {:>8}  {:>9}  {:>7}{}  {:>8}\n", name, name_width_, a, b, c, d, e,
+                 on_cuda() ? fmt::format("  {:>6}", ratio) : "", error);
+    };
+    fmt::print(text_, "\n");
+    line("", "burst", "sustained", "burst", "sustained", "", "sust.", "");
+    line("case", "ms", "ms", "TFLOP/s", "TFLOP/s", "GB/s", "/ Y", "rel L2");
+  }
+
   void print_row(const BenchCase& item, const Measurement& measured) const {
     const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
     const double speed = tflops(item, sustained);
-    fmt::print(text_, "{:<{}}  {:>9.4f}  {:>9.4f}  {:>8.4g}  {:>8.4g}  {:>7.4g}  {:>6}  {:>8}\n", item.name(),
-               name_width_, burst, sustained, tflops(item, burst), speed, item.bytes() / sustained * 1e-6,
-               yardstick_ ? fmt::format("{:.3f}", speed / *yardstick_) : "-", error_text(measured.rel_l2));
+    fmt::print(text_, "{:<{}}  {:>9.4f}  {:>9.4f}  {:>8.4g}  {:>9.4g}  {:>7.4g}{}  {:>8}\n", item.name(), name_width_,
+               burst, sustained, tflops(item, burst), speed, item.bytes() / sustained * 1e-6,
+               yardstick_ ? fmt::format("  {:>6.3f}", speed / *yardstick_) : "", error_text(measured.rel_l2));
     std::fflush(text_);
+  }
+
+  void print_legend() const {
+    fmt::print(
+        text_,
+        "\nburst: about 8 ms of launches after a pause. sustained: at least 120 ms of launches after 60 ms of them.\n"
+        "GB/s: q, k, v and out once each, sustained. rel L2: against float64 attention of the same tensors, a "
+        "sample of rows.\n");
+    if (on_cuda()) {
+      fmt::print(text_,
+                 "Y: what a loop of nothing but 8-bit tensor-core products reaches on this device, sustained, in this "
+                 "run.\n");
+    }
   }
 
   ordered_json row(const BenchCase& item, const Measurement& measured) const {
@@ -231,14 +257,15 @@ void run_bench(const Options& options) {
 void add_bench(CLI::App& program, std::function<void()>* run) {
   auto* command = program.add_subcommand("bench", "Time and error over many shapes, beside what the device can do");
   auto options = std::make_shared<Options>();
-  command->add_option("--cases", options->cases,
-                      "prefill, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
-  command->add_option("--filter", options->filter, "Only cases whose name matches this regular expression");
-  command->add_option("--device", options->device, "cpu, cuda or cuda:N (default: the first usable GPU, else the CPU)");
-  command->add_option("--arithmetic", options->arithmetic,
-                      "Of the CPU: float32 (default), float64, emulated, emulated13");
-  command->add_option("--json", options->json,
-                      "Write the rows as a JSON array to this file, or to - (standard output)");
+  const auto add = [&](const char* name, std::string* value, const char* description) {
+    return command->add_option(name, *value, description)->check(not_empty());
+  };
+  add("--cases", &options->cases,
+      "prefill, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
+  add("--filter", &options->filter, "Only cases whose name matches this regular expression");
+  add_device_option(*command, &options->device);
+  add("--arithmetic", &options->arithmetic, "Of the CPU: float32 (default), float64, emulated, emulated13");
+  add("--json", &options->json, "Write the rows as a JSON array to this file, or to - (standard output)");
   command->callback([options, run] { *run = [options] { run_bench(*options); }; });
 }
 

@@ -11,6 +11,7 @@
 
 #include "builtin_cases.h"
 #include "cli/errors.h"
+#include "cli/json_text.h"
 #include "cli/recipe.h"
 
 namespace fp8attn::cli {
@@ -30,16 +31,18 @@ constexpr std::array kNames = {"op",       "dtype",     "head_dim_qk", "head_dim
 
 // All combinations of the values of a group.
 std::vector<json> combinations(const std::string& place, const json& group) {
-  if (!group.is_object()) throw usage_error(place, group.dump(), "an object");
+  if (!group.is_object()) throw usage_error(place, brief(group), "an object");
   for (const auto& [name, value] : group.items()) {
     if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
-      throw usage_error(place, fmt::format("the name '{}'", name), fmt::format("one of {}", fmt::join(kNames, ", ")));
+      throw usage_error(place, fmt::format("the name '{}'", shortened(name)),
+                        fmt::format("one of {}", fmt::join(kNames, ", ")));
     }
   }
   std::vector<json> result{json::object()};
   for (const char* name : kNames) {
     if (!group.contains(name)) continue;
     const json values = group[name].is_array() ? group[name] : json::array({group[name]});
+    if (values.empty()) throw usage_error(fmt::format("{}: {}", place, name), "[]", "at least one value");
     std::vector<json> longer;
     for (const json& shorter : result) {
       for (const json& value : values) {
@@ -65,22 +68,33 @@ class CaseParser {
     item.dtype = dtype();
     item.head_dim_qk = count("head_dim_qk");
     item.head_dim_v = count("head_dim_v", item.head_dim_qk);
-    item.heads_q = values_.contains("heads_q") ? count("heads_q") : at_least_one(count("hidden") / item.head_dim_qk);
+    item.heads_q = values_.contains("heads_q") ? count("heads_q") : quotient("hidden", item.head_dim_qk, "head_dim_qk");
     item.heads_kv = count("heads_kv", item.heads_q);
     item.seqlen_q = count("seqlen_q");
     item.seqlen_kv = count("seqlen_kv", item.seqlen_q);
-    item.batch = values_.contains("batch") ? count("batch") : at_least_one(count("tokens") / item.seqlen_q);
+    item.batch = values_.contains("batch") ? count("batch") : batch_of_tokens(item.seqlen_q);
     item.causal = flag("causal");
     item.v_layout = parse_v_layout(string("v_layout", name_of(item.v_layout)));
     item.p_mode = parse_p_mode(string("p_mode", name_of(item.p_mode)));
+    if (item.dtype != DType::kE4M3) {
+      if (values_.contains("p_mode")) fail("p_mode", "none beside bf16 and fp16: only e4m3 has several forms of P");
+      if (item.v_layout == VLayout::kPacked) fail("v_layout", "row-major beside bf16 and fp16");
+    }
     return item;
   }
 
  private:
-  static std::int64_t at_least_one(std::int64_t count) { return std::max<std::int64_t>(1, count); }
+  std::int64_t quotient(const char* name, std::int64_t divisor, const char* divisor_name) const {
+    const std::int64_t dividend = count(name);
+    if (dividend % divisor != 0) fail(name, fmt::format("a multiple of {} {}", divisor_name, divisor));
+    return dividend / divisor;
+  }
+  std::int64_t batch_of_tokens(std::int64_t seqlen) const {
+    return count("tokens") < seqlen ? 1 : quotient("tokens", seqlen, "seqlen_q");
+  }
 
   [[noreturn]] void fail(const char* name, const std::string& expected) const {
-    throw usage_error(fmt::format("{}: {}", place_, name), values_.contains(name) ? values_[name].dump() : "nothing",
+    throw usage_error(fmt::format("{}: {}", place_, name), values_.contains(name) ? brief(values_[name]) : "nothing",
                       expected);
   }
   void require_one_of(const char* a, const char* b) const {
@@ -90,8 +104,9 @@ class CaseParser {
   }
   std::int64_t count(const char* name, std::int64_t fallback = 0) const {
     if (!values_.contains(name) && fallback != 0) return fallback;
-    if (!values_.contains(name) || !values_[name].is_number_unsigned() || values_[name] == 0) {
-      fail(name, "a positive integer");
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
+    if (!values_.contains(name) || !values_[name].is_number_unsigned() || values_[name] == 0 || values_[name] > kMost) {
+      fail(name, fmt::format("a positive integer, at most {}", kMost));
     }
     return values_[name].get<std::int64_t>();
   }
@@ -157,20 +172,17 @@ std::string BenchCase::name() const {
 }
 
 std::vector<BenchCase> load_cases(const std::string& name) {
-  json file;
-  try {
-    file = json::parse(read_cases(name));
-  } catch (const json::exception& error) {
-    throw usage_error(name, fmt::format("text that is not JSON ({})", error.what()), "a file of cases");
-  }
-  if (!file.is_object() || !file.contains("groups") || !file["groups"].is_array()) {
-    throw usage_error(name, "no array 'groups'", "{\"groups\": [...]}");
+  const json file = parse_json(name, "text", read_cases(name));
+  if (!file.is_object() || file.size() != 1 || !file.contains("groups") || !file["groups"].is_array() ||
+      file["groups"].empty()) {
+    throw usage_error(name, brief(file), "{\"groups\": [...]}, an object with a list of one group or more");
   }
   std::vector<BenchCase> cases;
   for (std::size_t i = 0; i < file["groups"].size(); ++i) {
     const std::string place = fmt::format("{}: groups[{}]", name, i);
-    for (const json& values : combinations(place, file["groups"][i]))
+    for (const json& values : combinations(place, file["groups"][i])) {
       cases.push_back(CaseParser(place, values).parse());
+    }
   }
   return cases;
 }

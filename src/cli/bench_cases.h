@@ -28,9 +28,9 @@ struct BenchCase {
 
 // name: a file of bench/cases built into the program ("prefill", "quick", "cpu"), or a path. A file holds
 // {"groups": [...]}; a group maps the names of BenchCase to a value or a list of values and stands for all
-// combinations. "tokens" may stand for batch (tokens / seqlen_q, at least 1), and "hidden" for heads_q (hidden /
-// head_dim_qk). Defaults: heads_kv, seqlen_kv and head_dim_v as for q; causal false; v_layout row-major; p_mode
-// default. Throws Error where the file does not say that.
+// combinations. "tokens" may stand for batch (tokens / seqlen_q, 1 where seqlen_q is larger), and "hidden" for heads_q
+// (hidden / head_dim_qk). Defaults: heads_kv, seqlen_kv and head_dim_v as for q; causal false; v_layout row-major;
+// p_mode default. Throws Error where the file does not say that.
 std::vector<BenchCase> load_cases(const std::string& name);
 
 }  // namespace fp8attn::cli

@@ -13,12 +13,15 @@ namespace fp8attn::cli {
 
 struct CommonOptions {
   InputOptions input;
-  std::string device, v_layout, p_mode, arithmetic;
+  std::string device, v_layout, p_mode, arithmetic, softmax_scale;
   std::optional<bool> causal;  // not given: what the file says
-  std::optional<float> softmax_scale;
   bool json = false;
 };
 
+// A check that refuses ''; an option that is not given stays the empty string.
+CLI::Validator not_empty();
+
+void add_device_option(CLI::App& command, std::string* device);
 void add_common_options(CLI::App& command, CommonOptions* options);
 
 // Checks the values that need no file.

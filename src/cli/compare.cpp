@@ -12,6 +12,7 @@
 #include "cli/common_options.h"
 #include "cli/errors.h"
 #include "cli/format.h"
+#include "cli/json_text.h"
 #include "cli/progress.h"
 #include "cli/table.h"
 
@@ -135,10 +136,11 @@ void print_text(const CommonOptions& options, const AttentionOptions& attention,
   for (const LayerResult& layer : layers) print_layer(layer);
   if (layers.size() > 1) print_layer(mean_of(layers));
   fmt::print(
-      "\nrel L2, cosine, worst row, lse error: against exact (float64) attention of the tensors in the file; worst "
-      "row\n"
-      "is the largest relative error of one token and head. kernel rel L2: against exact attention of the tensors as\n"
-      "the recipe stores them, so without the error of storing them.\n");
+      "\nrel L2, cosine, worst row, lse error: against exact (float64) attention of the tensors in the file. worst "
+      "row:\n"
+      "the largest relative error of one token and head. lse error: the largest absolute error of a log-sum-exp, in\n"
+      "nats. kernel rel L2: against exact attention of the tensors as the recipe stores them, so without the error of\n"
+      "storing them.\n");
   for (const auto& [recipe, reasons] : fallbacks) {
     fmt::print("{} ran on the CPU because {} has no kernel for it: {}\n", recipe, device_text(attention.device),
                reasons);
@@ -166,14 +168,16 @@ void print_json(const CommonOptions& options, const AttentionOptions& attention,
                              {"causal", attention.causal}, {"v_layout", name_of(attention.v_layout)},
                              {"layers", layer_list},       {"mean", layer_json(mean_of(layers))},
                              {"ran_on_cpu", fallback_list}};
-  fmt::print("{}\n", text.dump(2));
+  fmt::print("{}\n", pretty(text));
 }
 
 void run_compare(const CommonOptions& options) {
   AttentionOptions attention = attention_options(options);
   const Input input = load_input(options.input);
-  if (input.layers.front().q.dtype == DType::kE4M3) {
-    throw usage_error("q.dtype", "e4m3", "bf16, fp16 or f32, which recipes start from (attend takes e4m3)");
+  for (const Layer& layer : input.layers) {
+    if (layer.q.dtype != DType::kE4M3) continue;
+    throw usage_error(fmt::format("{}{}q.dtype", layer.name, layer.name.empty() ? "" : "."), "e4m3",
+                      "bf16, fp16 or f32, which recipes start from (attend takes e4m3)");
   }
   attention.causal = options.causal.value_or(input.causal);
   std::vector<LayerResult> layers;

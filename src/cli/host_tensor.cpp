@@ -6,6 +6,8 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <new>
 
 #include "fp8attn/e4m3.h"
 
@@ -97,7 +99,11 @@ HostTensor convert(const HostTensor& tensor, DType dtype) {
 
 std::int64_t element_count(std::span<const std::int64_t> shape) {
   std::int64_t count = 1;
-  for (const std::int64_t dim : shape) count *= dim;
+  for (const std::int64_t dim : shape) {
+    if (__builtin_mul_overflow(count, dim, &count)) throw std::bad_alloc();
+  }
+  constexpr std::int64_t kLargestElement = 8;
+  if (count > std::numeric_limits<std::int64_t>::max() / kLargestElement) throw std::bad_alloc();
   return count;
 }
 

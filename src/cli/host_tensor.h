@@ -34,6 +34,7 @@ float element(const void* data, DType dtype, std::int64_t index);
 // To bf16, fp16 or f32, rounding to nearest even; from these and e4m3.
 HostTensor convert(const HostTensor& tensor, DType dtype);
 
+// Throws std::bad_alloc where the bytes of so many elements do not fit in 63 bits.
 std::int64_t element_count(std::span<const std::int64_t> shape);
 
 // "[1, 1000, 9, 64]"

@@ -11,6 +11,7 @@
 #include "api/variants.h"
 #include "cli/commands.h"
 #include "cli/device.h"
+#include "cli/json_text.h"
 #include "cli/recipe.h"
 #include "cli/table.h"
 
@@ -64,7 +65,7 @@ void print_json() {
                              {"backends", backends},
                              {"prefill_variants", variants},
                              {"recipes", names}};
-  fmt::print("{}\n", info.dump(2));
+  fmt::print("{}\n", pretty(info));
 }
 
 // Kernels that differ in head dims and forms of P only.
@@ -89,7 +90,8 @@ void merge_into(std::vector<MatrixRow>* rows, const MatrixRow& row, std::vector<
   ((*match).*merged).insert(((*match).*merged).end(), (row.*merged).begin(), (row.*merged).end());
 }
 
-// The whole table, parts left out of this build included: the same text from every build.
+// The whole table, kernels that options left out of this build included: every build with the CUDA backend prints the
+// same text, one without it only the rows of the CPU.
 void print_markdown() {
   std::vector<MatrixRow> by_dims, rows;
   for (const PrefillVariant& variant : prefill_variants()) {
@@ -138,8 +140,10 @@ void add_info(CLI::App& program, std::function<void()>* run) {
   };
   auto* command = program.add_subcommand("info", "Backends, devices and kernels of this build and this machine");
   auto options = std::make_shared<Options>();
-  auto* json = command->add_flag("--json", options->json, "Print JSON");
-  command->add_flag("--markdown", options->markdown, "Print the support matrix as a Markdown table")->excludes(json);
+  auto* json = command->add_flag("--json", options->json, "Print JSON")->disable_flag_override();
+  command->add_flag("--markdown", options->markdown, "Print the support matrix as a Markdown table")
+      ->disable_flag_override()
+      ->excludes(json);
   command->callback([options, run] {
     *run = options->json ? print_json : options->markdown ? print_markdown : print_text;
   });

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cli/errors.h"
+#include "cli/json_text.h"
 #include "cli/npy.h"
 #include "cli/safetensors.h"
 
@@ -59,10 +60,15 @@ bool is_layer(const std::string& name, const std::string& wanted) {
   return name.size() == wanted.size() || !is_digit(name[name.size() - wanted.size() - 1]);
 }
 
-// Leaves the prefixes that --layer names.
+// Leaves the prefixes that --layer names, of the file's prefixes.
 void select_layer(const std::string& wanted, std::vector<std::string>* prefixes) {
   std::vector<std::string> names;
-  for (const std::string& prefix : *prefixes) names.push_back(layer_name(prefix));
+  for (const std::string& prefix : *prefixes) {
+    if (!prefix.empty()) names.push_back(layer_name(prefix));
+  }
+  if (names.empty()) {
+    throw usage_error("--layer", fmt::format("'{}'", wanted), "none: the tensors of this file belong to no layer");
+  }
   std::erase_if(*prefixes, [&](const std::string& prefix) { return !is_layer(layer_name(prefix), wanted); });
   if (prefixes->size() != 1) {
     throw usage_error("--layer", fmt::format("'{}'{}", wanted, prefixes->empty() ? "" : ", which names several layers"),
@@ -132,6 +138,20 @@ Layer read_layer(const SafetensorsFile& file, const std::string& prefix, const I
   return layer;
 }
 
+// Of the file's metadata.
+bool causal_of(const SafetensorsFile& file, const std::string& path) {
+  const auto found = file.metadata().find("causal");
+  if (found == file.metadata().end()) return false;
+  for (const char* yes : {"true", "True", "1"}) {
+    if (found->second == yes) return true;
+  }
+  for (const char* no : {"false", "False", "0"}) {
+    if (found->second == no) return false;
+  }
+  throw usage_error(path, fmt::format("'causal' as '{}' in its metadata", shortened(found->second)),
+                    "true, True, 1, false, False or 0");
+}
+
 Input load_safetensors(const InputOptions& options) {
   const SafetensorsFile file(options.file);
   std::vector<std::string> prefixes = layer_prefixes(file, options);
@@ -151,8 +171,7 @@ Input load_safetensors(const InputOptions& options) {
   if (!options.layer.empty()) select_layer(options.layer, &prefixes);
   Input input;
   for (const std::string& prefix : prefixes) input.layers.push_back(read_layer(file, prefix, options));
-  const auto causal = file.metadata().find("causal");
-  input.causal = causal != file.metadata().end() && causal->second == "true";
+  input.causal = causal_of(file, options.file);
   return input;
 }
 

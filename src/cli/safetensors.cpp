@@ -8,9 +8,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "cli/errors.h"
+#include "cli/json_text.h"
 
 namespace fp8attn::cli {
 namespace {
@@ -48,25 +48,6 @@ const char* file_name_of(DType dtype) {
     case DType::kF32: break;
   }
   return "F32";
-}
-
-// JSON in which no object has the same key twice, as the format demands (a parser would keep the last one silently).
-json parse_strict(const std::string& path, const std::string& text) {
-  std::vector<std::set<std::string>> keys;
-  const auto on_event = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      throw usage_error(path, fmt::format("the name '{}' twice in the header", value.get<std::string>()),
-                        "every name once");
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, on_event);
-  } catch (const json::exception& error) {
-    throw usage_error(path, fmt::format("a header that is not JSON ({})", error.what()), "a .safetensors file");
-  }
 }
 
 // A non-negative integer that fits in 63 bits.
@@ -111,8 +92,8 @@ std::string SafetensorsFile::read_header() {
   std::uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | raw[i];
   if (length > kMaxHeaderBytes) {
-    throw usage_error(path_, fmt::format("a header length of {} bytes", length),
-                      fmt::format("at most {} (is this a .safetensors file?)", kMaxHeaderBytes));
+    throw usage_error(path_, fmt::format("a file whose first {} bytes are no header length", kLengthBytes),
+                      fmt::format("a .safetensors file (a header of at most {} bytes)", kMaxHeaderBytes));
   }
   if (length > size - kLengthBytes) {
     throw usage_error(path_, fmt::format("{} bytes, cut short in the header", size),
@@ -127,45 +108,45 @@ std::string SafetensorsFile::read_header() {
 }
 
 void SafetensorsFile::parse_header(const std::string& text) {
-  const json header = parse_strict(path_, text);
+  const json header = parse_json(path_, "a header", text);
   if (!header.is_object()) throw usage_error(path_, "a header that is no JSON object", "names mapped to tensors");
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") {
       if (!value.is_object()) throw usage_error(path_, "__metadata__ that is no object", "strings mapped to strings");
       for (const auto& [key, text_value] : value.items()) {
         if (!text_value.is_string()) {
-          throw usage_error(path_, fmt::format("__metadata__ '{}': {}", key, text_value.dump()), "a string");
+          throw usage_error(path_, fmt::format("__metadata__ '{}': {}", shortened(key), brief(text_value)), "a string");
         }
         metadata_[key] = text_value.get<std::string>();
       }
       continue;
     }
     const auto fail = [&](const std::string& got, const std::string& expected) {
-      throw usage_error(fmt::format("{}: tensor '{}'", path_, name), got, expected);
+      throw usage_error(fmt::format("{}: tensor '{}'", path_, shortened(name)), got, expected);
     };
     if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() || !value.contains("shape") ||
         !value["shape"].is_array() || !value.contains("data_offsets") || !value["data_offsets"].is_array() ||
         value["data_offsets"].size() != 2) {
-      fail(value.dump(), "an object of dtype (string), shape (array) and data_offsets (array of two)");
+      fail(brief(value), "an object of dtype (string), shape (array) and data_offsets (array of two)");
     }
     Entry entry;
     entry.dtype = value["dtype"].get<std::string>();
     for (const json& dim : value["shape"]) {
       const auto extent = natural(dim);
-      if (!extent) fail("shape " + value["shape"].dump(), "non-negative integers");
+      if (!extent) fail("shape " + brief(value["shape"]), "non-negative integers");
       entry.shape.push_back(static_cast<std::int64_t>(*extent));
     }
     const auto begin = natural(value["data_offsets"][0]), end = natural(value["data_offsets"][1]);
     if (!begin || !end || *begin > *end) {
-      fail("data_offsets " + value["data_offsets"].dump(), "[begin, end] with 0 <= begin <= end");
+      fail("data_offsets " + brief(value["data_offsets"]), "[begin, end] with 0 <= begin <= end");
     }
     entry.begin = *begin;
     entry.end = *end;
     const auto element_bytes = dtype_bytes(entry.dtype);
-    if (!element_bytes) fail("dtype " + entry.dtype, "a dtype of the format");
+    if (!element_bytes) fail("dtype " + shortened(entry.dtype), "a dtype of the format");
     const auto bytes = byte_count(entry.shape, *element_bytes);
     if (!bytes || *bytes != entry.end - entry.begin) {
-      fail(fmt::format("data_offsets {} ({} bytes)", value["data_offsets"].dump(), entry.end - entry.begin),
+      fail(fmt::format("data_offsets {} ({} bytes)", brief(value["data_offsets"]), entry.end - entry.begin),
            fmt::format("the bytes of {} {}", entry.dtype, shape_text(entry.shape)));
     }
     entries_[name] = std::move(entry);
@@ -181,12 +162,13 @@ void SafetensorsFile::check_ranges() const {
   std::uint64_t covered = 0;
   for (const auto& [name, entry] : sorted) {
     if (entry->begin != covered) {
-      throw usage_error(fmt::format("{}: tensor '{}'", path_, name), fmt::format("data_offsets from {}", entry->begin),
+      throw usage_error(fmt::format("{}: tensor '{}'", path_, shortened(name)),
+                        fmt::format("data_offsets from {}", entry->begin),
                         fmt::format("{}: tensors that follow each other without overlap or hole", covered));
     }
     covered = entry->end;
     if (covered > data_size_) {
-      throw usage_error(fmt::format("{}: tensor '{}'", path_, name),
+      throw usage_error(fmt::format("{}: tensor '{}'", path_, shortened(name)),
                         fmt::format("data up to byte {} of {}: the file is cut short", covered, data_size_),
                         fmt::format("at least {} bytes of file", data_offset_ + covered));
     }
@@ -211,7 +193,7 @@ HostTensor SafetensorsFile::read(const std::string& name) const {
   const Entry& entry = found->second;
   const auto dtype = dtype_from_name(entry.dtype);
   if (!dtype) {
-    throw usage_error(fmt::format("{}: tensor '{}'", path_, name), "dtype " + entry.dtype,
+    throw usage_error(fmt::format("{}: tensor '{}'", path_, shortened(name)), "dtype " + entry.dtype,
                       "one of F8_E4M3, BF16, F16, F32");
   }
   HostTensor tensor(*dtype, entry.shape);

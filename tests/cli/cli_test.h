@@ -57,10 +57,11 @@ class CliTest : public ::testing::Test {
   }
 
   // Runs the program in the test's folder.
-  Outcome run(const std::string& arguments) const {
-    const std::string command =
-        "cd '" + folder_ + "' && '" FP8ATTN_PROGRAM "' " + arguments + " >.out 2>.err </dev/null";
-    const int status = std::system(command.c_str());
+  Outcome run(const std::string& arguments) const { return run_command("'" FP8ATTN_PROGRAM "' " + arguments); }
+
+  // Runs a shell command in the test's folder.
+  Outcome run_command(const std::string& command) const {
+    const int status = std::system(("cd '" + folder_ + "' && { " + command + "; } >.out 2>.err </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(path(".out")), read_text(path(".err"))};
   }
 

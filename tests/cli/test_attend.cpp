@@ -39,13 +39,13 @@ class Attend : public CliTest {
 TEST_F(Attend, JsonHasErrorsAndTimes) {
   write_safetensors("f", layer(DType::kBF16));
   const json result = attend("f");
-  EXPECT_EQ(result["recipe"], "head");
   EXPECT_EQ(result["device"], "cpu (emulated)");
   EXPECT_EQ(result["causal"], false);
-  EXPECT_EQ(result["p_mode"], "default");
   EXPECT_EQ(result["v_layout"], "row-major");
   ASSERT_EQ(result["layers"].size(), 1u);
   const json& only = result["layers"][0];
+  EXPECT_EQ(only["recipe"], "head");
+  EXPECT_EQ(only["p_mode"], "default");
   for (const char* against : {"end_to_end", "kernel_only"}) {
     for (const char* field : {"rel_l2", "cosine", "worst_row", "lse"}) {
       EXPECT_TRUE(only[against][field].is_number()) << against << ' ' << field;
@@ -110,7 +110,7 @@ TEST_F(Attend, QuantisedInputWithItsScales) {
   write_safetensors("unscaled", {{"q", stored.q}, {"k", stored.k}, {"v", stored.v}});
   attend("f --recipe token+channel-v --out real.npy");
   const json result = attend("e4m3 --out stored.npy");
-  EXPECT_EQ(result["recipe"], "none");
+  EXPECT_EQ(result["layers"][0]["recipe"], "none");
   EXPECT_LT(result["layers"][0]["end_to_end"]["rel_l2"], 0.028);
   EXPECT_EQ(difference("stored.npy", "real.npy"), 0);
   attend("unscaled --out unscaled.npy");
@@ -160,8 +160,8 @@ TEST_F(Attend, RefusesBadOptions) {
   write_safetensors("f", layer(DType::kBF16));
   expect_refused("attend f --recipe best", {"fp8attn: attend: --recipe: got 'best'", "head/fast-p", "none"});
   expect_refused("attend f --p-mode quick", {"--p-mode: got 'quick'", "exact, default, fast"});
-  expect_refused("attend f --recipe bf16 --p-mode fast", {"--p-mode: got a value beside bf16", "e4m3"});
-  expect_refused("attend f --recipe none --v-layout packed", {"--v-layout: got a value beside bf16", "e4m3"});
+  expect_refused("attend f --recipe bf16 --p-mode fast", {"--p-mode: got a value beside the bf16", "e4m3"});
+  expect_refused("attend f --recipe none --v-layout packed", {"--v-layout: got a value beside the bf16", "e4m3"});
   expect_refused("attend f --v-layout x", {"--v-layout: got 'x'", "row-major, packed"});
   expect_refused("attend f --arithmetic x", {"--arithmetic: got 'x'", "float32, float64, emulated, emulated13"});
   expect_refused("attend f --device cuda:99", {"--device: got 'cuda:99'", "cpu"});
@@ -172,6 +172,62 @@ TEST_F(Attend, RefusesBadOptions) {
   expect_refused("attend f --out no/folder/r.npy", {"--out: got 'no/folder/r.npy'", "can be written"});
   expect_refused("attend f --out r.txt", {"--out", ".safetensors or .npy"});
   EXPECT_FALSE(std::filesystem::exists(path("r.txt")));
+  for (const char* option : {"--out", "--recipe", "--device", "--layer", "--q", "--p-mode", "--v-layout",
+                             "--arithmetic", "--softmax-scale"}) {
+    expect_refused(std::string("attend f ") + option + " ''", {option, "got ''"});
+  }
+  expect_refused("attend ''", {"FILE", "got ''"});
+  expect_refused("attend f --layer 3", {"--layer: got '3'", "belong to no layer"});
+  for (const char* scale : {"1e-60", "-1e-400", "1e39", "1e400", "inf", "0.5x", "0x"}) {
+    expect_refused(std::string("attend f --softmax-scale=") + scale, {"--softmax-scale: got ", scale});
+  }
+  EXPECT_EQ(run("attend f --device cpu --softmax-scale -0").status, 0);
+  for (const char* flag : {"--causal=maybe", "--causal=false", "--no-causal=1", "--json=x"}) {
+    expect_refused(std::string("attend f ") + flag, {"fp8attn: attend: "});
+  }
+  expect_refused("attend f --causal --no-causal", {"--no-causal"});
+  for (const char* arithmetic : {"float32", "float64"}) {
+    expect_refused(std::string("attend f --device cpu --p-mode fast --arithmetic ") + arithmetic,
+                   {"--p-mode: got 'fast' beside --arithmetic", "emulated"});
+  }
+}
+
+// Every layer has its own dtype, hence its own recipe.
+TEST_F(Attend, LayersOfDifferentDtypes) {
+  Tensors tensors;
+  for (const auto& [name, tensor] : layer(DType::kBF16)) tensors.emplace_back("a." + name, tensor);
+  for (const auto& [name, tensor] : layer(DType::kBF16)) {
+    tensors.emplace_back("b." + name, HostTensor(DType::kE4M3, tensor.shape));
+  }
+  write_safetensors("f", tensors);
+  const json result = attend("f");
+  EXPECT_EQ(result["layers"][0]["recipe"], "head");
+  EXPECT_EQ(result["layers"][1]["recipe"], "none");
+  const Outcome text = run("attend f --device cpu");
+  EXPECT_NE(text.out.find("recipe   head"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("recipe   none"), std::string::npos) << text.out;
+  attend("f --p-mode fast");
+  expect_refused("attend f --recipe bf16", {"--recipe: got 'bf16' for the e4m3 tensors of b"});
+  expect_refused("attend f --recipe none --p-mode fast", {"--p-mode: got a value beside the bf16 tensors of a"});
+  expect_refused("compare f", {"fp8attn: compare: b.q.dtype: got e4m3"});
+}
+
+TEST_F(Attend, FileNamesNeedNotBeUtf8) {
+  write_safetensors("f\xff", layer(DType::kBF16));
+  EXPECT_EQ(attend("f\xff")["file"], "f\uFFFD");
+  EXPECT_EQ(run("compare --device cpu --json f\xff").status, 0);
+}
+
+TEST_F(Attend, SaysWhenTheOutputIsLost) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  write_safetensors("f", layer(DType::kBF16));
+  for (const char* arguments : {"attend f --device cpu", "info", "info --json", "--help", "--version"}) {
+    const std::string command = std::string("'" FP8ATTN_PROGRAM "' ") + arguments + " >/dev/full";
+    const Outcome outcome = run_command(command);
+    EXPECT_EQ(outcome.status, 1) << arguments;
+    EXPECT_NE(outcome.err.find("standard output"), std::string::npos) << arguments << '\n' << outcome.err;
+  }
+  EXPECT_EQ(run_command("'" FP8ATTN_PROGRAM "' attend nothing 2>/dev/full").status, 2);
 }
 
 }  // namespace

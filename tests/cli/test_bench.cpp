@@ -61,6 +61,30 @@ TEST_F(BenchProgram, RefusesBadOptions) {
   expect_refused("bench --device cpu --filter '['", {"--filter: got '['", "regular expression"});
   expect_refused("bench --device cpu --json no/folder/x", {"--json: got 'no/folder/x'"});
   expect_refused("bench --device cpu --arithmetic x", {"--arithmetic"});
+  expect_refused("bench --json", {"--json"});
+  for (const char* option : {"--cases", "--filter", "--device", "--arithmetic", "--json"}) {
+    expect_refused(std::string("bench ") + option + " ''", {option, "got ''"});
+  }
+}
+
+TEST_F(BenchProgram, FailsWhereACaseCannotRun) {
+  write("cases.json", R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":[2,3],"heads_kv":2,"seqlen_q":16,
+      "head_dim_qk":16}]})");
+  const Outcome outcome = run("bench --device cpu --cases cases.json --json rows.json");
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_NE(outcome.err.find("1 of 2 cases cannot run"), std::string::npos) << outcome.err;
+  EXPECT_EQ(json::parse(read_text(path("rows.json"))).size(), 1u);
+}
+
+TEST_F(BenchProgram, SaysThatTensorsAreTooLarge) {
+  for (const char* seqlen : {"1099511627776", "1000000000000"}) {
+    write("cases.json", std::string(R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":1000000000,"head_dim_qk":64,
+        "seqlen_q":)") + seqlen +
+                            "}]}");
+    const Outcome outcome = run("bench --device cpu --cases cases.json");
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_NE(outcome.err.find("too large"), std::string::npos) << outcome.err;
+  }
 }
 
 }  // namespace

@@ -63,6 +63,21 @@ TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
       {R"({"groups":[{)" + rest + R"(,"op":"decode"}]})", "prefill"},
       {R"({"groups":[{"dtype":"f64","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64}]})", "e4m3, bf16, fp16"},
       {R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":1,"head_dim_qk":64}]})", "seqlen_q"},
+      {R"({"groups":[]})", "one group or more"},
+      {R"({"groups":[{}]})", "groups[0]"},
+      {R"({"groups":[{)" + rest + R"(}],"group":[]})", "an object with a list"},
+      {R"({"groups":[{)" + rest + R"(,"causal":[]}]})", "at least one value"},
+      {R"({"groups":[{)" + rest + R"(,"batch":2}]})", "the name 'batch' twice"},
+      {R"({"groups":[{)" + rest + R"(,"seqlen_kv":18446744073709551615}]})", "a positive integer"},
+      {R"({"groups":[{"dtype":"e4m3","tokens":12,"heads_q":1,"seqlen_q":8,"head_dim_qk":64}]})",
+       "a multiple of seqlen_q 8"},
+      {R"({"groups":[{"dtype":"e4m3","batch":1,"hidden":100,"seqlen_q":8,"head_dim_qk":64}]})",
+       "a multiple of head_dim_qk 64"},
+      {R"({"groups":[{"dtype":"bf16","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64,"p_mode":"exact"}]})",
+       "p_mode"},
+      {R"({"groups":[{"dtype":"fp16","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64,"v_layout":"packed"}]})",
+       "v_layout"},
+      {std::string(100000, '['), "nested more than 16"},
   };
   for (const auto& [text, part] : cases) {
     EXPECT_NE(refusal(text).find(part), std::string::npos) << text << "\nsays: " << refusal(text);

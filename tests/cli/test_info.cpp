@@ -38,8 +38,8 @@ TEST_F(Info, TextAndMarkdown) {
 }
 
 TEST_F(Info, CommandLineMistakes) {
-  expect_refused("", {"fp8attn: "});
-  expect_refused("inform", {"fp8attn: "});
+  expect_refused("", {"Usage: fp8attn", "attend", "bench"});
+  expect_refused("inform", {"fp8attn: got 'inform', expected one of info, attend, compare, bench"});
   expect_refused("info --jsn", {"fp8attn: info: ", "--jsn"});
   expect_refused("info --json --markdown", {"fp8attn: info: ", "--markdown"});
   EXPECT_EQ(run("--version").out, std::string(version()) + "\n");

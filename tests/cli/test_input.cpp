@@ -81,6 +81,18 @@ TEST_F(InputFiles, LayersInTheOrderOfTheirNumbers) {
   EXPECT_NE(message_of([&] { load_input(options); }).find("model.1, model.2, model.10"), std::string::npos);
 }
 
+TEST_F(InputFiles, MaskOfTheMetadata) {
+  const std::pair<const char*, bool> accepted[] = {{"true", true},   {"True", true},   {"1", true},
+                                                   {"false", false}, {"False", false}, {"0", false}};
+  InputOptions options;
+  for (const auto& [text, causal] : accepted) {
+    options.file = write_safetensors("f", layer(), {{"causal", text}});
+    EXPECT_EQ(load_input(options).causal, causal) << text;
+  }
+  write_safetensors("f", layer(), {{"causal", "yes"}});
+  expect_refused("attend f", {"fp8attn: attend: f: got 'causal' as 'yes'", "true, True, 1, false"});
+}
+
 TEST_F(InputFiles, NpyFiles) {
   write("q.npy", serialize_npy(normal({8, 4, 16}, DType::kF32, 1)));
   write("k.npy", serialize_npy(normal({8, 2, 16}, DType::kF32, 2)));
