@@ -11,8 +11,8 @@ cd "$(dirname "$0")/.."
 
 stage() {
   local build=${1:-build}
-  [ -f "$build/CMakeCache.txt" ] || cmake -S . -B "$build"
-  cmake --build "$build" --parallel --target fp8attn_cli fp8attn_cuda_tests
+  [ -f "$build/CMakeCache.txt" ] || cmake -S . -B "$build" -G Ninja
+  cmake --build "$build" --target fp8attn_cli fp8attn_cuda_tests
   mkdir -p stage
   find "$build" -type f -perm -u+x \( -name fp8attn -o -name fp8attn_cuda_tests \) -exec cp {} stage/ \;
   cp bench/cases/*.json stage/
