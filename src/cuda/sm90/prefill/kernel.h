@@ -45,8 +45,7 @@ class Consumer {
   // Walks the blocks of keys from the last, where masks apply, to the first.
   __device__ void compute(const TileCoordinates& tile, uint32_t query_parity) {
     first_row_ = tile.query_tile * Traits::kTileM + thread_.consumer * Traits::kWarpgroupM;
-    // Every row of the warpgroup sees the keys before this one.
-    const int visible_to_all = params_.mask.visible_end(first_row_);
+    visible_to_all_ = params_.mask.visible_end(first_row_);
     const int all = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
     block_ = blocks_for<Traits>(params_.mask, first_row_, Traits::kWarpgroupM);
     begin(tile, query_parity);
@@ -60,7 +59,7 @@ class Consumer {
       wait_stages<kBlocks>(shared_.key_ring, key_);
     }
 #pragma unroll 1
-    while (block_ > 0 && block_ * Traits::kTileN > visible_to_all) {
+    while (block_ > 0 && block_ * Traits::kTileN > visible_to_all_) {
       first_scores<kBlocks, true>(scores);
       step<kBlocks, false>(scores);
     }
@@ -133,7 +132,7 @@ class Consumer {
     release_stage(shared_.key_ring, key_);
     --block_;
     Math::adjust_scores(scores, sign_);
-    if constexpr (kMasked) mask_block(scores, block_);
+    if (kMasked && (block_ + 1) * Traits::kTileN > visible_to_all_) mask_block(scores, block_);
     softmax_.raise_maxima(scores);
   }
 
@@ -155,8 +154,9 @@ class Consumer {
     ptx::wgmma_fence();
     issue_scores<kCount>(scores);
     wait_stages<kCount>(shared_.value_ring, value_);
-    if (Traits::kOverlapsSteps && block_ > kCount)
+    if (Traits::kOverlapsSteps && block_ > kCount) {
       wait_stages<kBlocks>(shared_.key_ring, key_.template ahead<kCount>());
+    }
     receive_all<kCount, kMasked>(scores);
   }
 
@@ -276,8 +276,9 @@ class Consumer {
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
   int first_row_;
-  int block_;         // blocks whose scores have not been received yet
-  float rescale_[2];  // of the output, before the received scores' P V is added
+  int visible_to_all_;  // every row of the warpgroup sees the keys before this one
+  int block_;           // blocks whose scores have not been received yet
+  float rescale_[2];    // of the output, before the received scores' P V is added
   float sign_ = 1.0f;
   typename Math::Query query_;
   typename Math::Output output_;

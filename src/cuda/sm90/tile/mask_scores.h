@@ -1,6 +1,8 @@
 // Hides scores of keys that a row does not see.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 namespace fp8attn::cuda {
@@ -9,12 +11,13 @@ namespace fp8attn::cuda {
 __device__ __forceinline__ void mask_scores(uint32_t (&scores)[32], const int (&visible)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int end = visible[i] - 2 * (lane & 3);
+    // Columns below 128 and this end are exact in half, so that one comparison serves two elements.
+    const int end = min(max(visible[i] - 2 * (lane & 3), -1), 128);
+    const __half2 ends = __half2half2(__int2half_rn(end));
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      // A byte permute with minus infinity twice: both, the upper or no half replaced.
-      const uint32_t selector = 8 * j >= end ? 0x7654 : (8 * j + 1 >= end ? 0x7610 : 0x3210);
-      scores[2 * j + i] = __byte_perm(scores[2 * j + i], 0xFC00FC00, selector);
+      const uint32_t keep = __hlt2_mask(__floats2half2_rn(8.0f * j, 8.0f * j + 1.0f), ends);
+      scores[2 * j + i] = (scores[2 * j + i] & keep) | (0xFC00FC00u & ~keep);  // else minus infinity
     }
   }
 }
