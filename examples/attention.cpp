@@ -10,8 +10,8 @@
 
 constexpr std::int64_t kBatch = 1, kTokens = 1024, kHeads = 8, kKvHeads = 2, kDim = 128;
 
-// On a Hopper GPU: fp8attn::default_device(), memory from cudaMalloc, bf16 for `out`, and a stream as the last argument
-// of quantize() and prefill(). Only the CPU computes in double precision.
+// attention_gpu.cpp is its like on a Hopper GPU: fp8attn::default_device(), memory from cudaMalloc, bf16 for `out`, and
+// a stream as the last argument of quantize() and prefill(). Only the CPU computes in double precision.
 const fp8attn::Device kDevice{fp8attn::DeviceKind::kCpu};
 
 // [batch, tokens, heads, dim]
