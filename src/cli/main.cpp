@@ -79,7 +79,8 @@ int run_command(const CLI::App& program, const std::function<void()>& run) {
   } catch (const std::length_error&) {  // more bytes than any vector holds
     return fail(program, kFailed, "the tensors are too large for any machine");
   } catch (const std::exception& error) {
-    return fail(program, kFailed, error.what());
+    const char* place = std::ferror(stdout) != 0 ? "standard output: " : "";  // fmt::print throws when a buffer is full
+    return fail(program, kFailed, place + std::string(error.what()));
   }
   return 0;
 }
