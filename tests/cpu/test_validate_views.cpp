@@ -136,7 +136,8 @@ TEST_P(GoodPrefill, LongestLengthsAndInterleavedOutputs) {
   p.k.shape[1] = p.v.shape[1] = kMaxDim;
   // Beyond all other memory, which such tensors would span.
   p.k.data = p.v.data = reinterpret_cast<const void*>(std::uintptr_t{1} << 56);
-  // Heads outside tokens, and the gap between two rows used by nothing.
+  // Heads outside tokens, and the gap between two rows used by nothing; likewise at an address of its own.
+  p.out.data = reinterpret_cast<void*>(std::uintptr_t{1} << 57);
   p.out.strides = {kSQ * kHQ * kDV * 2, kDV * 2, kSQ * kDV * 2, 1};
   expect_valid();
 }
