@@ -5,7 +5,7 @@ log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 "$@" >"$log" 2>&1
 status=$?
-grep -v '^ptxas info' "$log" >&2
+grep -vE '^ptxas info|bytes stack frame, ' "$log" >&2
 if [ "$status" -ne 0 ]; then
   exit "$status"
 fi
