@@ -1,4 +1,4 @@
-// The prefill kernel: one producer warpgroup and two consumer warpgroups of 64 query rows each, persistent.
+// The prefill kernel: one producer warpgroup and two or three consumer warpgroups of 64 query rows each, persistent.
 #pragma once
 
 #include <cstdint>
@@ -221,7 +221,7 @@ class Consumer {
     mask_scores(scores, visible, thread_.lane);
   }
 
-  // Passes a block that the other warpgroup needs and this one does not.
+  // Passes a block that another warpgroup needs and this one does not.
   __device__ void skip_block() {
     wait_barrier(&shared_.key_ring.full[key_.stage], key_.parity);
     release_stage(shared_.key_ring, key_);

@@ -53,19 +53,20 @@ struct PrefillTraits {
   // 8-bit wgmma reads V only with contiguous tokens, so a row-major V is transposed on the way.
   static constexpr bool kTransposesV = kIsE4M3 && kVLayout == VLayout::kRowMajor;
 
-  static constexpr int kWarpgroupM = 64, kConsumers = 2, kTileM = kWarpgroupM * kConsumers;  // query rows
-  static constexpr int kTileN = 128;                                                         // keys of a block
+  // Three warpgroups hide more of each other's latencies than two; at d = 128 their registers do not suffice.
+  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
+  static constexpr int kTileN = 128;                                         // keys of a block
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  // 168 registers a thread at launch; what the producer gives back the consumers take.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
 
-  // Whether the scores of the next step are computed behind P V of this one. At d = 128 in e4m3 the registers do not
-  // suffice for it (docs/kernels/prefill.md).
-  static constexpr bool kOverlapsSteps = !kIsE4M3 || kHeadDimV == 64;
+  // Whether the scores of the next step are computed behind P V of this one: where the registers suffice for it.
+  static constexpr bool kOverlapsSteps = !kIsE4M3;
 
   // How many products of P V are issued at a time, between the making of their operands.
-  static constexpr int kProductsPerGroup = kIsE4M3 && kHeadDimV == 128 && kPMode != PMode::kFast ? 2 : 4;
+  static constexpr int kProductsPerGroup = kIsE4M3 && kPMode != PMode::kFast ? 2 : 4;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
