@@ -65,8 +65,9 @@ struct PrefillTraits {
   // Whether the scores of the next step are computed behind P V of this one: where the registers suffice for it.
   static constexpr bool kOverlapsSteps = !kIsE4M3;
 
-  // How many products of P V are issued at a time, between the making of their operands.
-  static constexpr int kProductsPerGroup = kIsE4M3 && kPMode != PMode::kFast ? 2 : 4;
+  // How many products of P V are issued at a time, between the making of their operands: 2 where that was faster.
+  static constexpr int kProductsPerGroup =
+      kIsE4M3 && (kPMode == PMode::kDefault || (kPMode == PMode::kExact && kHeadDim == 128)) ? 2 : 4;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
@@ -88,8 +89,8 @@ struct PrefillTraits {
     alignas(1024) uint8_t raw_value[std::max(kRawStages, 1)][kTransposesV ? RowMajorValueTile::kBytes : 16];
     alignas(1024) uint8_t out[kConsumers][OutTile::kBytes];
     RingBarriers<1> query_ring[kConsumers];          // TMA -> one consumer warpgroup
-    RingBarriers<kStages> key_ring;                  // TMA -> both consumer warpgroups
-    RingBarriers<kStages> value_ring;                // TMA or the transposing warps -> both consumer warpgroups
+    RingBarriers<kStages> key_ring;                  // TMA -> all consumer warpgroups
+    RingBarriers<kStages> value_ring;                // TMA or the transposing warps -> all consumer warpgroups
     RingBarriers<std::max(kRawStages, 1)> raw_ring;  // TMA -> the transposing warps
   };
   // Dynamic shared memory is aligned to 1024 bytes by hand.
