@@ -53,7 +53,8 @@ struct PrefillTraits {
   // 8-bit wgmma reads V only with contiguous tokens, so a row-major V is transposed on the way.
   static constexpr bool kTransposesV = kIsE4M3 && kVLayout == VLayout::kRowMajor;
 
-  // Three warpgroups hide more of each other's latencies than two; at d = 128 their registers do not suffice.
+  // Three warpgroups hide more of each other's latencies than two; with the registers that d = 128 needs, two are
+  // faster.
   static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kTileN = 128;                                         // keys of a block
