@@ -48,9 +48,9 @@ const char* name_of(CpuArithmetic arithmetic);
 // Packed V: positions of tokens >= s_kv belong to the format and must hold 0, as quantize() and pack_v() write them.
 // They take part in products with 0, where NaN would spread.
 //
-// e4m3 on CUDA: scores carry half's 11 bits, so logits of some hundreds are exact to about their 2^-12; and lse is
-// right only while softmax_scale * q_scale * k_scale stays below 5000, beyond which neighbouring scores are octaves
-// apart.
+// e4m3 on CUDA: scores carry half's 11 bits, so a logit is exact to about 2^-12 of itself. lse is right only while
+// softmax_scale * q_scale * k_scale stays below 10 (below 5000 for rows whose stored q sum to 128 or less in
+// magnitude); beyond that single scores lie octaves apart.
 //
 // real = stored * scale. A scale that is not given is 1. Scale tensors: f32, on the device of q, any strides.
 struct PrefillProblem {
