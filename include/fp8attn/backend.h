@@ -1,7 +1,9 @@
-// Which backends this build and this machine have, and what a call costs: streams, workspaces, support answers.
+// Which backends this build and this machine have, and what all calls share: streams, workspaces, the CPU's
+// arithmetic, support answers.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,18 @@ struct Workspace {
   void* data = nullptr;
   std::size_t size = 0;  // bytes
 };
+
+// Arithmetic of the CPU backend. CUDA ignores it.
+enum class CpuArithmetic : std::uint8_t {
+  kFloat32,     // dequantised inputs, float32 throughout
+  kFloat64,     // dequantised inputs, float64 throughout: the reference
+  kEmulated,    // P in e4m3 (prefill: as p_mode says), blocks folded into float32 as the CUDA kernel does
+  kEmulated13,  // the same, products accumulated with 13 fractional bits below the largest term, as the fp8 tensor
+                // core does
+};
+
+// "float32", "float64", "emulated", "emulated13".
+const char* name_of(CpuArithmetic arithmetic);
 
 // The answer of supports(): ok, or every reason why not, each naming the argument, what was got and what is accepted.
 struct Support {

@@ -24,18 +24,6 @@ enum class PMode : std::uint8_t {
 // "exact", "default", "fast".
 const char* name_of(PMode mode);
 
-// Arithmetic of the CPU backend. CUDA ignores it.
-enum class CpuArithmetic : std::uint8_t {
-  kFloat32,     // dequantised inputs, float32 throughout
-  kFloat64,     // dequantised inputs, float64 throughout: the reference
-  kEmulated,    // P in e4m3 as p_mode says, blocks folded into float32 as the CUDA kernel does
-  kEmulated13,  // the same, products accumulated with 13 fractional bits below the largest term, as the fp8 tensor
-                // core does
-};
-
-// "float32", "float64", "emulated", "emulated13".
-const char* name_of(CpuArithmetic arithmetic);
-
 // One attention call. b: batch; s_q, s_kv: query and key tokens; h_q, h_kv: query and key/value heads, h_q a multiple
 // of h_kv (query head i reads key head i / (h_q / h_kv)); d_qk, d_v: channels of q and k, and of v and out.
 //

@@ -8,13 +8,15 @@
 
 namespace fp8attn {
 
-// Element types. kE4M3 is the 8-bit float of e4m3.h; kBF16 and kFP16 are bfloat16 and IEEE half.
-enum class DType : std::uint8_t { kE4M3, kBF16, kFP16, kF32, kI32, kI64 };
+// Element types. kE4M3 is the 8-bit float of e4m3.h; kBF16 and kFP16 are bfloat16 and IEEE half; kU8 is a byte of a
+// record that kv_cache.h describes.
+enum class DType : std::uint8_t { kE4M3, kBF16, kFP16, kF32, kI32, kI64, kU8 };
 
 // Bytes of one element.
 constexpr std::int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::kE4M3: return 1;
+    case DType::kE4M3:
+    case DType::kU8: return 1;
     case DType::kBF16:
     case DType::kFP16: return 2;
     case DType::kF32:
@@ -24,7 +26,7 @@ constexpr std::int64_t size_of(DType dtype) {
   return 0;
 }
 
-// "e4m3", "bf16", "fp16", "f32", "int32", "int64".
+// "e4m3", "bf16", "fp16", "f32", "int32", "int64", "u8".
 constexpr const char* name_of(DType dtype) {
   switch (dtype) {
     case DType::kE4M3: return "e4m3";
@@ -33,6 +35,7 @@ constexpr const char* name_of(DType dtype) {
     case DType::kF32: return "f32";
     case DType::kI32: return "int32";
     case DType::kI64: return "int64";
+    case DType::kU8: return "u8";
   }
   return "?";
 }

@@ -1,3 +1,4 @@
+#include "fp8attn/kv_cache.h"
 #include "fp8attn/prefill.h"
 
 namespace fp8attn {
@@ -36,6 +37,16 @@ const char* name_of(VLayout layout) {
   switch (layout) {
     case VLayout::kRowMajor: return "row-major";
     case VLayout::kPacked: return "packed";
+  }
+  return "?";
+}
+
+const char* name_of(CacheFormat format) {
+  switch (format) {
+    case CacheFormat::kBF16: return "bf16";
+    case CacheFormat::kTensor: return "tensor";
+    case CacheFormat::kToken128: return "token128";
+    case CacheFormat::kToken: return "token";
   }
   return "?";
 }

@@ -45,6 +45,7 @@ const char* file_name_of(DType dtype) {
     case DType::kFP16: return "F16";
     case DType::kI32: return "I32";
     case DType::kI64: return "I64";
+    case DType::kU8: return "U8";
     case DType::kF32: break;
   }
   return "F32";
