@@ -1,4 +1,5 @@
-// Which keys a query sees. The one piece of arithmetic that the CUDA kernels and the CPU backend share.
+// Which keys a query sees and where they lie. The one piece of arithmetic that the CUDA kernels and the CPU backend
+// share.
 #pragma once
 
 #ifdef __CUDACC__
@@ -24,5 +25,14 @@ struct Mask {
     return end < 0 ? 0 : (end > key_length ? key_length : end);
   }
 };
+
+// Tokens of a sequence in a paged cache, or indices of a query: what the caller's tensor says, clamped to what its row
+// of the table holds.
+FP8ATTN_HOST_DEVICE constexpr int clamped_length(long long length, int capacity) {
+  return length < 0 ? 0 : (length > capacity ? capacity : static_cast<int>(length));
+}
+
+// Whether `index` is one of `count` pages, or slots. Tables say -1 for none.
+FP8ATTN_HOST_DEVICE constexpr bool is_among(long long index, long long count) { return index >= 0 && index < count; }
 
 }  // namespace fp8attn

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "api/reason.h"
+#include "fp8attn/kv_cache.h"
+#include "fp8attn/mla_decode.h"
 #include "fp8attn/prefill.h"
 #include "fp8attn/quantize.h"
 
@@ -17,6 +19,10 @@ inline constexpr std::size_t kWorkspaceAlignment = 256;
 std::vector<Reason> validate(const PrefillProblem& problem);
 std::vector<Reason> validate(const QuantizeProblem& problem);
 std::vector<Reason> validate_pack_v(const TensorView& input, const MutableTensorView& output);
+std::vector<Reason> validate(const MlaDecodeProblem& problem);
+std::vector<Reason> validate(const AppendMlaProblem& problem);
+std::vector<Reason> validate(const GatherMlaProblem& problem);
+std::vector<Reason> validate_rotate_rope(const TensorView& input, const MutableTensorView& output);
 std::vector<Reason> validate(Workspace workspace, std::size_t needed);
 
 }  // namespace fp8attn

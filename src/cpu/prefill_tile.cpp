@@ -7,7 +7,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "cpu/float16.h"
+#include "cpu/tile_common.h"
 
 namespace fp8attn::cpu {
 namespace {
@@ -28,13 +28,6 @@ double base_factor_of(const PrefillProblem& problem) {
   return scale * std::numbers::log2e;
 }
 
-// The nearest finite T of a finite factor: one that overflows would turn the difference of equal scores, 0, into NaN.
-// Against all other differences the largest T is as good: their probabilities are 0.
-template <class T>
-T in_range(double factor) {
-  return static_cast<T>(std::isinf(factor) ? factor : std::min(factor, double{std::numeric_limits<T>::max()}));
-}
-
 bool is_per_token(const std::optional<TensorView>& scale) { return scale && scale->rank == 3; }
 
 // The scale of one element, 1 where none is given. i and j are the last two of three indices: token and head for q and
@@ -49,14 +42,6 @@ float scale_at(const std::optional<TensorView>& scale, std::int64_t batch, std::
     case 1: return scale->shape[0] == 1 ? data[0] : data[head * strides[0]];
     case 2: return data[batch * strides[0] + head * strides[1]];
     default: return data[batch * strides[0] + i * strides[1] + j * strides[2]];
-  }
-}
-
-void store_value(const MutableTensorView& out, std::int64_t offset, float value) {
-  switch (out.dtype) {
-    case DType::kBF16: static_cast<std::uint16_t*>(out.data)[offset] = bf16_from_float(value); break;
-    case DType::kFP16: static_cast<std::uint16_t*>(out.data)[offset] = fp16_from_float(value); break;
-    default: static_cast<float*>(out.data)[offset] = value;
   }
 }
 

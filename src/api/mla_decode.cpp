@@ -1,0 +1,42 @@
+#include "fp8attn/mla_decode.h"
+
+#include "api/dispatch.h"
+#include "api/select_mla_variant.h"
+#include "api/validate.h"
+
+namespace fp8attn {
+namespace {
+
+MlaSelection check(const MlaDecodeProblem& problem) {
+  MlaSelection selection;
+  selection.reasons = validate(problem);
+  const auto device = device_reason("q.device", problem.q.device);
+  if (device) selection.reasons.push_back(*device);
+  const bool known = !device && std::string_view(name_of(problem.format)) != "?";
+  if (known) {
+    const MlaSelection found = select_mla_variant(problem, mla_decode_variants());
+    selection.variant = found.variant;
+    selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());
+  }
+  return selection;
+}
+
+}  // namespace
+
+Support supports(const MlaDecodeProblem& problem) { return to_support(check(problem).reasons); }
+
+std::size_t workspace_size(const MlaDecodeProblem& problem) {
+  const MlaSelection selection = check(problem);
+  throw_first("workspace_size", selection.reasons);
+  return selection.variant->workspace_size(problem);
+}
+
+void mla_decode(const MlaDecodeProblem& problem, Workspace workspace, Stream stream) {
+  const MlaSelection selection = check(problem);
+  throw_first("mla_decode", selection.reasons);
+  throw_first("mla_decode", validate(workspace, selection.variant->workspace_size(problem)));
+  if (problem.out.count() == 0) return;
+  selection.variant->launch(problem, workspace, stream);
+}
+
+}  // namespace fp8attn
