@@ -39,7 +39,8 @@ def speed(path):
     if not path.exists():
         return ""
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))
-            if row["op"] == "prefill" and row["heads_kv"] == row["heads_q"]
+            if row["op"] == "prefill" and row.get("library", "fp8attn") == "fp8attn" and not row.get("unsupported")
+            and row["heads_kv"] == row["heads_q"]
             and row["seqlen_kv"] == row["seqlen_q"] and row["head_dim_v"] == row["head_dim_qk"]
             and row["batch"] * row["seqlen_q"] == TOKENS_IN_ALL and row["heads_q"] * row["head_dim_qk"] == HIDDEN]
 

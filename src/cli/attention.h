@@ -38,6 +38,7 @@ class Attention {
   // Runs it: once on the CPU; on CUDA once to warm up and then a few times. Returns the milliseconds of one run.
   double run();
 
+  DType output_dtype() const { return problem_.out.dtype; }
   HostTensor out() const { return out_.to_host(); }  // of the dtype of the input where it has 16 bits
   HostTensor lse() const { return lse_.to_host(); }
   double quantize_ms() const { return quantize_ms_; }

@@ -14,6 +14,7 @@
 
 #include "cli/bench_cases.h"
 #include "cli/bench_data.h"
+#include "cli/bench_subject.h"
 #include "cli/bench_timing.h"
 #include "cli/commands.h"
 #include "cli/common_options.h"
@@ -40,6 +41,8 @@ struct Options {
 struct Measurement {
   Timing timing;
   double rel_l2 = 0;
+  DType out_dtype = DType::kF32;
+  std::string version;  // of a library that is not this one
 };
 
 double tflops(const BenchCase& item, double milliseconds) { return item.flop() / milliseconds * 1e-9; }
@@ -96,12 +99,18 @@ class Bench {
     std::size_t left_out = 0;
     for (const BenchCase& item : cases_) {
       progress.step(item.name());
-      if (!run_case(item, &progress)) ++left_out;
+      const std::string problem = run_case(item, &progress);
+      if (problem.empty()) continue;
+      if (item.library == BenchLibrary::kFp8attn) ++left_out;
+      rows_.push_back(row(item, problem));
+      progress.clear();
+      fmt::print(text_, "{:<{}}  not supported: {}\n", item.name(), name_width_, problem);
     }
     if (on_cuda()) fmt::print(text_, "\nY after the run: {:.0f} TFLOP/s\n", yardstick());
     print_legend();
     if (text_ == stderr) fmt::print("{}\n", pretty(rows_));
     if (file_) file_->write(pretty(rows_) + '\n');
+    // Another library that is absent is no fault of this one.
     if (left_out != 0) {
       throw std::runtime_error(fmt::format("{} of {} cases cannot run here", left_out, cases_.size()));
     }
@@ -122,32 +131,29 @@ class Bench {
     fmt::print(text_, "Y       {:.0f} TFLOP/s (tensor-only e4m3 loop, sustained)\n", *yardstick_);
     const CublasLtResult library = measure_cublaslt_tflops(attention_.device.index, kWarmMs, kTimedMs);
     if (library.problem.empty()) {
+      cublaslt_ = library.tflops;
       fmt::print(text_, "        {:.0f} TFLOP/s (cuBLASLt, e4m3, 8192 x 8192 x 8192, sustained)\n", library.tflops);
     } else {
       fmt::print(text_, "        cuBLASLt not present: {}\n", library.problem);
     }
   }
 
-  // False where no kernel takes the case.
-  bool run_case(const BenchCase& item, Progress* progress) {
-    AttentionOptions options = attention_;
-    options.causal = item.causal;
-    options.v_layout = item.v_layout;
-    options.p_mode = item.p_mode;
-    Attention attention(inputs_.layer(item), nullptr, options);
-    if (const Support support = attention.support(); !support) {
-      progress->note(fmt::format("cannot run {}: {}", item.name(), fmt::join(support.reasons, "; ")));
-      return false;
-    }
-    attention.allocate_workspace();
+  // Returns why the case cannot run, "" where it did.
+  std::string run_case(const BenchCase& item, Progress* progress) {
+    const auto [subject, problem] = prepare(item, inputs_.layer(item), attention_);
+    if (subject == nullptr) return problem;
     Measurement measured;
-    measured.timing = measure(options.device, [&] { attention.launch(); });
-    measured.rel_l2 = errors_of(inputs_.exact(item, options), attention.out(), nullptr).rel_l2;
+    measured.timing = measure(attention_.device, [&] { subject->launch(); });
+    AttentionOptions exact = attention_;
+    exact.causal = item.causal;
+    measured.rel_l2 = errors_of(inputs_.exact(item, exact), subject->out(), nullptr).rel_l2;
+    measured.out_dtype = subject->out_dtype();
+    measured.version = subject->version();
     rows_.push_back(row(item, measured));
     if (file_) file_->write(pretty(rows_) + '\n');
     progress->clear();
     print_row(item, measured);
-    return true;
+    return "";
   }
 
   // Y and the ratio to it belong to GPUs.
@@ -183,18 +189,20 @@ class Bench {
     }
   }
 
-  ordered_json row(const BenchCase& item, const Measurement& measured) const {
-    const auto optional = [](std::optional<double> value) { return value ? ordered_json(*value) : ordered_json(); };
-    const bool e4m3 = item.dtype == DType::kE4M3;
-    const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
-    const double speed = tflops(item, sustained);
+  // What a row says of its case, and where it ran; no figures.
+  ordered_json row(const BenchCase& item) const {
+    const bool has_p_mode = item.dtype == DType::kE4M3 && item.library == BenchLibrary::kFp8attn;
+    const ordered_json none;
     return {{"op", "prefill"},
+            {"library", name_of(item.library)},
+            {"library_version", none},
             {"backend", name_of(attention_.device.kind)},
             {"device", device()},
             {"commit", kFp8attnCommit},
             {"date", utc_now()},
             {"dtype", name_of(item.dtype)},
-            {"cache", ordered_json()},
+            {"out_dtype", none},
+            {"cache", none},
             {"batch", item.batch},
             {"heads_q", item.heads_q},
             {"heads_kv", item.heads_kv},
@@ -204,15 +212,39 @@ class Bench {
             {"head_dim_v", item.head_dim_v},
             {"causal", item.causal},
             {"v_layout", name_of(item.v_layout)},
-            {"p_mode", e4m3 ? ordered_json(name_of(item.p_mode)) : ordered_json()},
-            {"burst_ms", burst},
-            {"sustained_ms", sustained},
-            {"burst_tflops", tflops(item, burst)},
-            {"sustained_tflops", speed},
-            {"gbps", item.bytes() / sustained * 1e-6},
-            {"yardstick_tflops", optional(yardstick_)},
-            {"ratio", yardstick_ ? ordered_json(speed / *yardstick_) : ordered_json()},
-            {"rel_l2", measured.rel_l2}};
+            {"p_mode", has_p_mode ? ordered_json(name_of(item.p_mode)) : ordered_json()},
+            {"unsupported", none},
+            {"burst_ms", none},
+            {"sustained_ms", none},
+            {"burst_tflops", none},
+            {"sustained_tflops", none},
+            {"gbps", none},
+            {"yardstick_tflops", yardstick_ ? ordered_json(*yardstick_) : none},
+            {"cublaslt_tflops", cublaslt_ ? ordered_json(*cublaslt_) : none},
+            {"ratio", none},
+            {"rel_l2", none}};
+  }
+
+  ordered_json row(const BenchCase& item, const std::string& problem) const {
+    ordered_json result = row(item);
+    result["unsupported"] = problem;
+    return result;
+  }
+
+  ordered_json row(const BenchCase& item, const Measurement& measured) const {
+    const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
+    const double speed = tflops(item, sustained);
+    ordered_json result = row(item);
+    if (!measured.version.empty()) result["library_version"] = measured.version;
+    result["out_dtype"] = name_of(measured.out_dtype);
+    result["burst_ms"] = burst;
+    result["sustained_ms"] = sustained;
+    result["burst_tflops"] = tflops(item, burst);
+    result["sustained_tflops"] = speed;
+    result["gbps"] = item.bytes() / sustained * 1e-6;
+    if (yardstick_) result["ratio"] = speed / *yardstick_;
+    result["rel_l2"] = measured.rel_l2;
+    return result;
   }
 
   AttentionOptions attention_;
@@ -220,7 +252,7 @@ class Bench {
   std::FILE* text_;
   std::unique_ptr<OutputFile> file_;
   std::size_t name_width_ = 4;
-  std::optional<double> yardstick_;
+  std::optional<double> yardstick_, cublaslt_;
   Inputs inputs_;
   ordered_json rows_ = ordered_json::array();
 };
@@ -261,7 +293,7 @@ void add_bench(CLI::App& program, std::function<void()>* run) {
     return command->add_option(name, *value, description)->check(not_empty());
   };
   add("--cases", &options->cases,
-      "prefill, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
+      "prefill, table, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
   add("--filter", &options->filter, "Only cases whose name matches this regular expression");
   add_device_option(*command, &options->device);
   add("--arithmetic", &options->arithmetic, "Of the CPU: float32 (default), float64, emulated, emulated13");

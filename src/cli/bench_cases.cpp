@@ -26,8 +26,9 @@ std::string pair_text(std::int64_t first, std::int64_t second) {
 
 // In the order in which they vary: the last fastest. So cases of the same tensors are neighbours, and a run makes the
 // tensors once.
-constexpr std::array kNames = {"op",       "dtype",     "head_dim_qk", "head_dim_v", "heads_q", "hidden",   "heads_kv",
-                               "seqlen_q", "seqlen_kv", "batch",       "tokens",     "causal",  "v_layout", "p_mode"};
+constexpr std::array kNames = {"op",     "dtype",    "head_dim_qk", "head_dim_v", "heads_q",
+                               "hidden", "heads_kv", "seqlen_q",    "seqlen_kv",  "batch",
+                               "tokens", "causal",   "v_layout",    "p_mode",     "library"};
 
 // All combinations of the values of a group.
 std::vector<json> combinations(const std::string& place, const json& group) {
@@ -65,6 +66,7 @@ class CaseParser {
     require_one_of("batch", "tokens");
     if (string("op", "prefill") != "prefill") fail("op", "prefill");
     BenchCase item;
+    item.library = library();
     item.dtype = dtype();
     item.head_dim_qk = count("head_dim_qk");
     item.head_dim_v = count("head_dim_v", item.head_dim_qk);
@@ -79,6 +81,10 @@ class CaseParser {
     if (item.dtype != DType::kE4M3) {
       if (values_.contains("p_mode")) fail("p_mode", "none beside bf16 and fp16: only e4m3 has several forms of P");
       if (item.v_layout == VLayout::kPacked) fail("v_layout", "row-major beside bf16 and fp16");
+    }
+    if (item.library == BenchLibrary::kCudnn) {
+      if (values_.contains("p_mode")) fail("p_mode", "none beside cudnn");
+      if (item.v_layout == VLayout::kPacked) fail("v_layout", "row-major beside cudnn");
     }
     return item;
   }
@@ -126,6 +132,12 @@ class CaseParser {
     }
     fail("dtype", "one of e4m3, bf16, fp16");
   }
+  BenchLibrary library() const {
+    for (const BenchLibrary library : {BenchLibrary::kFp8attn, BenchLibrary::kCudnn}) {
+      if (string("library", name_of(BenchLibrary::kFp8attn)) == name_of(library)) return library;
+    }
+    fail("library", "one of fp8attn, cudnn");
+  }
 
   const std::string& place_;
   const json& values_;
@@ -148,6 +160,8 @@ std::string read_cases(const std::string& name) {
 
 }  // namespace
 
+const char* name_of(BenchLibrary library) { return library == BenchLibrary::kCudnn ? "cudnn" : "fp8attn"; }
+
 double BenchCase::flop() const {
   const double product = 2.0 * static_cast<double>(batch * heads_q) * static_cast<double>(seqlen_q) *
                          static_cast<double>(seqlen_kv) * static_cast<double>(head_dim_qk + head_dim_v);
@@ -167,6 +181,7 @@ std::string BenchCase::tensors() const {
 
 std::string BenchCase::name() const {
   std::string name = fmt::format("{} {}", tensors(), causal ? "causal" : "full");
+  if (library == BenchLibrary::kCudnn) return name + " cudnn";
   if (dtype == DType::kE4M3) name += fmt::format(" {} {}", name_of(v_layout), name_of(p_mode));
   return name;
 }

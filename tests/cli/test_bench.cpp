@@ -23,17 +23,45 @@ TEST_F(BenchProgram, RowsHaveTheAgreedFields) {
   for (const json& row : rows) {
     std::vector<std::string> fields;
     for (const auto& [field, value] : row.items()) fields.push_back(field);
-    std::vector<std::string> agreed = {
-        "op",     "backend",          "device",   "commit",   "date",         "dtype",        "cache",
-        "batch",  "heads_q",          "heads_kv", "seqlen_q", "seqlen_kv",    "head_dim_qk",  "head_dim_v",
-        "causal", "v_layout",         "p_mode",   "burst_ms", "sustained_ms", "burst_tflops", "sustained_tflops",
-        "gbps",   "yardstick_tflops", "ratio",    "rel_l2"};
+    std::vector<std::string> agreed = {"op",
+                                       "library",
+                                       "library_version",
+                                       "backend",
+                                       "device",
+                                       "commit",
+                                       "date",
+                                       "dtype",
+                                       "out_dtype",
+                                       "cache",
+                                       "batch",
+                                       "heads_q",
+                                       "heads_kv",
+                                       "seqlen_q",
+                                       "seqlen_kv",
+                                       "causal",
+                                       "head_dim_qk",
+                                       "head_dim_v",
+                                       "v_layout",
+                                       "p_mode",
+                                       "unsupported",
+                                       "burst_ms",
+                                       "sustained_ms",
+                                       "burst_tflops",
+                                       "gbps",
+                                       "ratio",
+                                       "sustained_tflops",
+                                       "rel_l2",
+                                       "yardstick_tflops",
+                                       "cublaslt_tflops"};
     std::sort(agreed.begin(), agreed.end());
     EXPECT_EQ(fields, agreed);
     EXPECT_EQ(row["op"], "prefill");
     EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_EQ(row["library"], "fp8attn");
+    EXPECT_EQ(row["out_dtype"], "bf16");
     EXPECT_EQ(row["heads_kv"], 1);
-    EXPECT_TRUE(row["yardstick_tflops"].is_null() && row["ratio"].is_null());
+    EXPECT_TRUE(row["yardstick_tflops"].is_null() && row["cublaslt_tflops"].is_null() && row["ratio"].is_null());
+    EXPECT_TRUE(row["unsupported"].is_null() && row["library_version"].is_null());
     const double flop = 2.0 * 2 * 128 * 128 * (64 + 64);
     EXPECT_NEAR(row["sustained_tflops"], flop / row["sustained_ms"].get<double>() * 1e-9, 1e-9);
     EXPECT_NEAR(row["burst_tflops"], flop / row["burst_ms"].get<double>() * 1e-9, 1e-9);
@@ -73,7 +101,26 @@ TEST_F(BenchProgram, FailsWhereACaseCannotRun) {
   const Outcome outcome = run("bench --device cpu --cases cases.json --json rows.json");
   EXPECT_EQ(outcome.status, 1);
   EXPECT_NE(outcome.err.find("1 of 2 cases cannot run"), std::string::npos) << outcome.err;
-  EXPECT_EQ(json::parse(read_text(path("rows.json"))).size(), 1u);
+  EXPECT_NE(outcome.out.find("h3/2 s16 d16 full row-major default  not supported: "), std::string::npos) << outcome.out;
+  const json rows = json::parse(read_text(path("rows.json")));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_TRUE(rows[0]["unsupported"].is_null());
+  EXPECT_GT(rows[0]["sustained_tflops"], 0);
+  EXPECT_NE(rows[1]["unsupported"].get<std::string>().find("heads"), std::string::npos) << rows[1];
+  EXPECT_TRUE(rows[1]["sustained_tflops"].is_null());
+}
+
+TEST_F(BenchProgram, ShowsAnotherLibraryThatIsAbsent) {
+  write("cases.json", R"({"groups":[{"dtype":"bf16","batch":1,"heads_q":1,"seqlen_q":16,"head_dim_qk":16,
+      "library":["fp8attn","cudnn"]}]})");
+  const Outcome outcome = run("bench --device cpu --cases cases.json --json rows.json");
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("d16 full cudnn  not supported: cuDNN runs on CUDA devices only"), std::string::npos)
+      << outcome.out;
+  const json rows = json::parse(read_text(path("rows.json")));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1]["library"], "cudnn");
+  EXPECT_FALSE(rows[1]["unsupported"].is_null());
 }
 
 TEST_F(BenchProgram, SaysThatTensorsAreTooLarge) {

@@ -15,7 +15,7 @@ class BenchCases : public CliTest {
 };
 
 TEST_F(BenchCases, BuiltInFilesAreSound) {
-  for (const char* name : {"prefill", "quick", "cpu"}) {
+  for (const char* name : {"prefill", "table", "quick", "cpu"}) {
     std::set<std::string> names;
     const auto cases = load_cases(name);
     for (const BenchCase& item : cases) names.insert(item.name());
@@ -28,12 +28,23 @@ TEST_F(BenchCases, PrefillHasTheShapesOfTheComparisons) {
   std::set<std::string> names;
   for (const BenchCase& item : load_cases("prefill")) {
     names.insert(item.name());
-    EXPECT_EQ(item.heads_q * item.head_dim_qk, 2048);
-    EXPECT_EQ(item.batch * item.seqlen_q, std::max<std::int64_t>(16384, item.seqlen_q));
+    EXPECT_EQ(item.batch * item.seqlen_q, std::max<std::int64_t>(16384, item.seqlen_q)) << item.name();
+    const std::int64_t hidden = item.head_dim_qk == 192 ? 16 * 192 : item.heads_kv == item.heads_q ? 2048 : 4096;
+    EXPECT_EQ(item.heads_q * item.head_dim_qk, hidden) << item.name();
   }
   EXPECT_TRUE(names.contains("e4m3 b16 h16 s1024 d128 causal packed default"));
-  EXPECT_TRUE(names.contains("e4m3 b1 h32 s16384 d64 full row-major fast"));
+  EXPECT_TRUE(names.contains("e4m3 b1 h32 s16384 d64 full row-major default"));
+  EXPECT_TRUE(names.contains("e4m3 b4 h32/8 s4096 d128 causal packed default"));
+  EXPECT_TRUE(names.contains("e4m3 b32 h8 s512 d256 full packed fast"));
+  EXPECT_TRUE(names.contains("e4m3 b1 h16 s32768 d192/128 causal packed exact"));
   EXPECT_TRUE(names.contains("bf16 b1 h16 s32768 d128 full"));
+  EXPECT_TRUE(names.contains("e4m3 b1 h16 s16384 d192/128 causal cudnn"));
+}
+
+TEST_F(BenchCases, TableIsPartOfPrefill) {
+  std::set<std::string> names;
+  for (const BenchCase& item : load_cases("prefill")) names.insert(item.name());
+  for (const BenchCase& item : load_cases("table")) EXPECT_TRUE(names.contains(item.name())) << item.name();
 }
 
 TEST_F(BenchCases, CountsOperationsAndBytes) {
@@ -61,6 +72,9 @@ TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
       {R"({"groups":[{)" + rest + R"(,"causal":1}]})", "true or false"},
       {R"({"groups":[{)" + rest + R"(,"v_layout":"blocked"}]})", "row-major, packed"},
       {R"({"groups":[{)" + rest + R"(,"op":"decode"}]})", "prefill"},
+      {R"({"groups":[{)" + rest + R"(,"library":"torch"}]})", "fp8attn, cudnn"},
+      {R"({"groups":[{)" + rest + R"(,"library":"cudnn","p_mode":"exact"}]})", "none beside cudnn"},
+      {R"({"groups":[{)" + rest + R"(,"library":"cudnn","v_layout":"packed"}]})", "row-major beside cudnn"},
       {R"({"groups":[{"dtype":"f64","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64}]})", "e4m3, bf16, fp16"},
       {R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":1,"head_dim_qk":64}]})", "seqlen_q"},
       {R"({"groups":[]})", "one group or more"},
@@ -82,7 +96,7 @@ TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
   for (const auto& [text, part] : cases) {
     EXPECT_NE(refusal(text).find(part), std::string::npos) << text << "\nsays: " << refusal(text);
   }
-  EXPECT_NE(message_of([] { load_cases("nothing"); }).find("cpu, prefill, quick"), std::string::npos);
+  EXPECT_NE(message_of([] { load_cases("nothing"); }).find("cpu, prefill, quick, table"), std::string::npos);
 }
 
 }  // namespace
