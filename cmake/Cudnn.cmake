@@ -1,5 +1,5 @@
-# FP8ATTN_BENCH_CUDNN: cuDNN's attention as rows of `fp8attn bench`. It takes two sets of headers; cuDNN itself is looked
-# for when the program runs.
+# FP8ATTN_BENCH_CUDNN: cuDNN's attention as rows of `fp8attn bench`. It takes two sets of headers; cuDNN itself is
+# looked for when the program runs.
 find_program(FP8ATTN_PYTHON python3)
 mark_as_advanced(FP8ATTN_PYTHON)
 set(python_packages "")

@@ -1,0 +1,107 @@
+"""Markdown tables of operations other than prefill, and of other libraries measured earlier (bench/peers.json)."""
+
+import json
+
+from bench_tables import HEAD_DIMS, ROOT, all_rows, dims_text, is_comparison_shape, markdown_table, mask_text, matches
+
+# Figures of a row, with their titles and how they are written; a figure that no row has is left out.
+FIGURES = [
+    ("sustained_ms", "sustained, us", lambda value: f"{1000 * value:.1f}"),
+    ("burst_ms", "burst, us", lambda value: f"{1000 * value:.1f}"),
+    ("sustained_tflops", "TFLOP/s", lambda value: f"{value:.0f}"),
+    ("ratio", "/ Y", lambda value: f"{value:.2f}"),
+    ("gbps", "GB/s", lambda value: f"{value:.0f}"),
+    ("rel_l2", "rel L2", lambda value: f"{value:.2e}"),
+]
+# What is the same for a whole run, or no property of the case.
+RUN_FIELDS = {"op", "backend", "device", "commit", "date", "yardstick_tflops", "cublaslt_tflops", "burst_tflops",
+              "source", "unsupported", "library_version"}
+OURS = {"library": "fp8attn", "dtype": "e4m3", "v_layout": "packed", "p_mode": "default"}
+
+
+def value(row, name):
+    """A field as text: true and false as in JSON."""
+    if row.get(name) is None:
+        return "-"
+    return json.dumps(row[name]) if isinstance(row[name], (bool, int)) else str(row[name])
+
+
+def operation(op):
+    """All rows of an operation: the fields in which they differ, then the figures. "" where there are none."""
+    rows = [row for row in all_rows() if row["op"] == op]
+    if not rows:
+        return ""
+    figures = [figure for figure in FIGURES if any(row.get(figure[0]) is not None for row in rows)]
+    skipped = RUN_FIELDS | {name for name, _, _ in FIGURES}
+    fields = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in skipped]
+    varying = [name for name in fields if len({value(row, name) for row in rows}) > 1]
+    same = [f"{name} {value(rows[0], name)}" for name in fields if name not in varying and value(rows[0], name) != "-"]
+    lines = []
+    for row in rows:
+        shown = ["no" if row["unsupported"] else "-" if row.get(name) is None else form(row[name])
+                 for name, _, form in figures]
+        lines.append([value(row, name) for name in varying] + shown)
+    note = [f"The same in all rows: {', '.join(same)}.", ""] if same else []
+    return "\n".join([*note, *markdown_table(varying, [title for _, title, _ in figures], lines)]) + "\n"
+
+
+def load_peers():
+    return json.loads((ROOT / "bench" / "peers.json").read_text(encoding="utf-8"))
+
+
+def conditions(peers, part):
+    shapes = f" Shapes: {part['shapes']}." if "shapes" in part else ""
+    return (f"One {peers['device']}, {peers['date']}, in runs of their own. Data: {peers['data']}. "
+            f"Timing: {part['timing']}.{shapes}")
+
+
+def peer_table(part, figure, ours_title):
+    """Peers' TFLOP/s beside our default kernel's `figure`, by head dim, mask and length."""
+    kernels = list(dict.fromkeys(row["kernel"] for row in part["rows"]))
+    ours = [row for row in all_rows() if is_comparison_shape(row) and matches(row, OURS) and not row["unsupported"]]
+    lines = []
+    for dims in HEAD_DIMS:
+        for causal in (False, True):
+            for tokens in sorted({row["seqlen"] for row in part["rows"]}):
+                shape = {"head_dim_qk": dims[0], "head_dim_v": dims[1], "causal": causal}
+                found = {row["kernel"]: row["tflops"] for row in part["rows"]
+                         if matches(row, shape | {"seqlen": tokens})}
+                if not found:
+                    continue
+                own = [row[figure] for row in ours if matches(row, shape | {"seqlen_q": tokens})]
+                lines.append([dims_text(dims), mask_text(causal), str(tokens)] +
+                             [str(found.get(kernel, "-")) for kernel in kernels] +
+                             [f"{own[-1]:.0f}" if own else "-"])
+    return markdown_table(["head dim", "mask", "tokens"], [*kernels, ours_title], lines)
+
+
+def peers_prefill():
+    peers = load_peers()
+    single, sustained = peers["single"], peers["sustained"]
+    return "\n".join([
+        "### Launches timed alone, TFLOP/s", "", conditions(peers, single), "",
+        *peer_table(single, "burst_tflops", "ours: packed V, burst"), "",
+        "### Sustained, TFLOP/s", "",
+        f"{conditions(peers, sustained)} Y was {sustained['yardstick_tflops']} TFLOP/s in that run.", "",
+        *peer_table(sustained, "sustained_tflops", "ours: packed V, sustained")]) + "\n"
+
+
+def peers_accuracy():
+    accuracy = load_peers()["accuracy"]
+    lines = [[row["kernel"], row["data"], row["seqlen"], row["rel_l2"]] for row in accuracy["rows"]]
+    return "\n".join([f"{accuracy['about']}:", "",
+                      *markdown_table(["kernel", "data", "tokens"], ["error"], lines)]) + "\n"
+
+
+def peers_mla():
+    peers = load_peers()
+    part = peers["mla_decode"]
+    kernels = list(dict.fromkeys(row["kernel"] for row in part["rows"]))
+    shape = lambda row: (row["batch"], row["heads_q"], row["seqlen_q"], row["seqlen_kv"])
+    lines = []
+    for case in dict.fromkeys(shape(row) for row in part["rows"]):
+        times = {row["kernel"]: row["us"] for row in part["rows"] if shape(row) == case}
+        lines.append([*map(str, case), *(str(times.get(kernel, "-")) for kernel in kernels)])
+    table = markdown_table(["batch", "heads", "query tokens", "cached tokens"],
+                           [f"{kernel}, us" for kernel in kernels], lines)
+    return "\n".join([conditions(peers, part), "", *table]) + "\n"
