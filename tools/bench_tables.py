@@ -33,6 +33,7 @@ README_COLUMNS = [
 DASHED = ("bf16", "cuDNN e4m3", "cuDNN bf16")
 HEAD_DIMS = [(64, 64), (128, 128), (256, 256), (192, 128)]
 TOKENS_IN_ALL, HIDDEN = 16384, 2048
+WRONG = 0.1  # relative L2 error above which a result is wrong: 8-bit rounding alone stays below 0.05 on these data
 
 
 def load(paths):
@@ -74,14 +75,21 @@ def is_comparison_shape(row):
             and row["batch"] * row["seqlen_q"] == max(TOKENS_IN_ALL, row["seqlen_q"]))
 
 
+def is_wrong(row):
+    """A result with NaN in it has no error in the file."""
+    return not row["unsupported"] and (row["rel_l2"] is None or row["rel_l2"] > WRONG)
+
+
 def speed_cell(rows, fields):
-    """ "1061 (0.63)", "no" for a case that the build or the library does not support, "-" for one not measured."""
+    """ "1061 (0.63)", with a "!" where the result is wrong; "no" for a case that the build or the library does not
+    support, "-" for one not measured."""
     found = [row for row in rows if matches(row, fields)]
     if not found:
         return "-"
     if found[-1]["unsupported"]:
         return "no"
-    return f"{found[-1]['sustained_tflops']:.0f} ({found[-1]['ratio']:.2f})"
+    wrong = " !" if is_wrong(found[-1]) else ""
+    return f"{found[-1]['sustained_tflops']:.0f} ({found[-1]['ratio']:.2f}){wrong}"
 
 
 def markdown_table(labels, titles, lines):
@@ -156,13 +164,19 @@ def prefill_lines(rows, dims, columns):
     return lines
 
 
-def reasons(rows):
-    """A note for the cells that say no."""
+def titles_of(rows):
+    return ", ".join(title for title, fields in COLUMNS if any(matches(row, fields) for row in rows))
+
+
+def notes(rows):
+    """What the cells say that are no figures, or figures of wrong results."""
     lines = []
-    for reason in distinct([row for row in rows if row["unsupported"]], "unsupported"):
-        names = {title for title, fields in COLUMNS for row in rows
-                 if row["unsupported"] == reason and matches(row, fields)}
-        lines.append(f"* no ({', '.join(sorted(names))}): {reason}")
+    for reason in distinct(rows, "unsupported"):
+        lines.append(f"* no ({titles_of([row for row in rows if row['unsupported'] == reason])}): {reason}")
+    wrong = [row for row in rows if is_wrong(row)]
+    if wrong:
+        errors = ", ".join(sorted({"NaN" if row["rel_l2"] is None else f"{row['rel_l2']:.2f}" for row in wrong}))
+        lines.append(f"* ! ({titles_of(wrong)}): the result is wrong, relative L2 error {errors}")
     return [*lines, ""] if lines else []
 
 
@@ -170,7 +184,7 @@ def prefill_table(rows, dims):
     rows = [row for row in rows if has_dims(row, dims)]
     columns = [(title, fields) for title, fields in COLUMNS if any(matches(row, fields) for row in rows)]
     table = markdown_table(["mask", "tokens"], [title for title, _ in columns], prefill_lines(rows, dims, columns))
-    return [*table, "", *reasons(rows)]
+    return [*table, "", *notes(rows)]
 
 
 def plot_path(dims):

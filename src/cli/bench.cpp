@@ -2,14 +2,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/bench_cases.h"
@@ -257,6 +260,16 @@ class Bench {
   ordered_json rows_ = ordered_json::array();
 };
 
+// Cases that share tensors and mask become neighbours, so that Inputs makes each once.
+std::vector<BenchCase> grouped(std::vector<BenchCase> cases) {
+  std::map<std::string, std::size_t> order;  // of the first case with these tensors
+  for (const BenchCase& item : cases) order.emplace(item.tensors(), order.size());
+  std::stable_sort(cases.begin(), cases.end(), [&](const BenchCase& a, const BenchCase& b) {
+    return std::pair(order.at(a.tensors()), a.causal) < std::pair(order.at(b.tensors()), b.causal);
+  });
+  return cases;
+}
+
 std::vector<BenchCase> chosen_cases(const Options& options, Device device) {
   const std::string fallback = device.kind == DeviceKind::kCuda ? "quick" : "cpu";
   std::vector<BenchCase> cases = load_cases(options.cases.empty() ? fallback : options.cases);
@@ -281,7 +294,7 @@ void run_bench(const Options& options) {
   AttentionOptions attention;
   attention.device = parse_device(options.device);
   attention.arithmetic = parse_arithmetic(options.arithmetic, attention.device, CpuArithmetic::kFloat32);
-  Bench(options, attention, chosen_cases(options, attention.device)).run();
+  Bench(options, attention, grouped(chosen_cases(options, attention.device))).run();
 }
 
 }  // namespace

@@ -110,6 +110,21 @@ TEST_F(BenchProgram, FailsWhereACaseCannotRun) {
   EXPECT_TRUE(rows[1]["sustained_tflops"].is_null());
 }
 
+TEST_F(BenchProgram, RunsCasesOfTheSameTensorsAndMaskTogether) {
+  write("cases.json", R"({"groups":[{"dtype":"e4m3","batch":1,"heads_q":1,"seqlen_q":[16,32],"head_dim_qk":16,
+      "causal":[false,true]}, {"dtype":"e4m3","batch":1,"heads_q":1,"seqlen_q":[32,16],"head_dim_qk":16,
+      "v_layout":"packed","causal":[false,true]}]})");
+  const Outcome outcome = run("bench --device cpu --cases cases.json --json rows.json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  std::vector<std::string> order;
+  for (const json& row : json::parse(read_text(path("rows.json")))) {
+    order.push_back(row["seqlen_q"].dump() + (row["causal"] == true ? " causal " : " full ") + row["v_layout"].dump());
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"16 full \"row-major\"", "16 full \"packed\"", "16 causal \"row-major\"",
+                                             "16 causal \"packed\"", "32 full \"row-major\"", "32 full \"packed\"",
+                                             "32 causal \"row-major\"", "32 causal \"packed\""}));
+}
+
 TEST_F(BenchProgram, ShowsAnotherLibraryThatIsAbsent) {
   write("cases.json", R"({"groups":[{"dtype":"bf16","batch":1,"heads_q":1,"seqlen_q":16,"head_dim_qk":16,
       "library":["fp8attn","cudnn"]}]})");

@@ -66,6 +66,14 @@ class BenchTables(unittest.TestCase):
         self.assertIn("* no (packed V): no kernel", text)
         self.assertNotIn("prefill-d256.svg", text)
 
+    def test_a_wrong_result_is_marked(self):
+        self.write([prefill_row(rel_l2=0.352)])
+        text = bench_tables.prefill()
+        self.assertIn("| none | 1024 | 800 (0.50) ! |", text)
+        self.assertIn("* ! (packed V): the result is wrong, relative L2 error 0.35", text)
+        self.write([prefill_row(rel_l2=None)])
+        self.assertIn("relative L2 error NaN", bench_tables.prefill())
+
     def test_grouped_heads_have_a_table_of_their_own(self):
         self.assertNotIn("400", bench_tables.prefill())
         self.assertIn("### 32 heads, 8 key/value heads, head dim 128", bench_tables.grouped_heads())
