@@ -33,6 +33,9 @@ const char* name_of(PMode mode);
 // input; they may be slices of one buffer with them, where rows of all repeat by one pitch and use different parts of
 // it.
 //
+// A row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of traffic an
+// element, which a V that is used again can be spared (pack_v(), quantize()). Nothing else needs a workspace.
+//
 // Packed V: positions of tokens >= s_kv belong to the format and must hold 0, as quantize() and pack_v() write them.
 // They take part in products with 0, where NaN would spread.
 //
@@ -40,7 +43,8 @@ const char* name_of(PMode mode);
 // softmax_scale * q_scale * k_scale stays below 10 (below 5000 for rows whose stored q sum to 128 or less in
 // magnitude); beyond that single scores lie octaves apart.
 //
-// real = stored * scale. A scale that is not given is 1. Scale tensors: f32, on the device of q, any strides.
+// real = stored * scale. A scale that is not given is 1. Scales, means and biases: f32, on the device of q, any
+// strides.
 struct PrefillProblem {
   TensorView q;           // [b, s_q, h_q, d_qk]   e4m3, bf16 or fp16 (CPU: f32 too)
   TensorView k;           // [b, s_kv, h_kv, d_qk] the dtype of q
@@ -51,6 +55,11 @@ struct PrefillProblem {
   std::optional<TensorView> q_scale;  // scalar, [h_q], [b, h_q] or [b, s_q, h_q]; e4m3 only
   std::optional<TensorView> k_scale;  // scalar, [h_kv], [b, h_kv] or (CPU only) [b, s_kv, h_kv]; e4m3 only
   std::optional<TensorView> v_scale;  // scalar, [h_kv], [b, h_kv] or [b, h_kv, d_v]; e4m3 only
+
+  // What was taken away before the conversion to e4m3, so e4m3 only. A vector subtracted from all keys of a head
+  // changes no weight, but every logit of query i by softmax_scale * q_i . vector: that is the lse_bias.
+  std::optional<TensorView> v_mean;    // [b, h_kv, d_v] f32: added to out, but not to rows that see no key
+  std::optional<TensorView> lse_bias;  // [b, h_q, s_q] f32: added to lse, which must be given
 
   VLayout v_layout = VLayout::kRowMajor;
   std::optional<float> softmax_scale;  // finite; default 1 / sqrt(d_qk)
@@ -63,7 +72,7 @@ struct PrefillProblem {
 // Whether prefill() would run, with every reason why not. Throws nothing.
 Support supports(const PrefillProblem& problem);
 
-// Bytes of workspace that prefill() needs. Throws Error for a problem that is not supported.
+// Bytes of workspace that prefill() needs, a multiple of 256. Throws Error for a problem that is not supported.
 std::size_t workspace_size(const PrefillProblem& problem);
 
 // Runs it on the device of the tensors. Throws Error before anything is launched or written where the problem is not

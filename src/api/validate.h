@@ -6,15 +6,13 @@
 #include <vector>
 
 #include "api/reason.h"
+#include "api/workspace_layout.h"
 #include "fp8attn/kv_cache.h"
 #include "fp8attn/mla_decode.h"
 #include "fp8attn/prefill.h"
 #include "fp8attn/quantize.h"
 
 namespace fp8attn {
-
-// Alignment of a workspace, bytes.
-inline constexpr std::size_t kWorkspaceAlignment = 256;
 
 std::vector<Reason> validate(const PrefillProblem& problem);
 std::vector<Reason> validate(const QuantizeProblem& problem);

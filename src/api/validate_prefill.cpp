@@ -74,6 +74,28 @@ void check_scales(std::vector<Reason>& reasons, const PrefillProblem& problem, c
   check_scale(reasons, problem, {"v_scale", "v", Operand::kValue, n.b, n.s_kv, n.h_kv, n.d_v}, problem.v_scale);
 }
 
+void check_addend(std::vector<Reason>& reasons, const PrefillProblem& problem, const char* name,
+                  const std::optional<TensorView>& addend, ExpectedShape expected) {
+  if (!addend) return;
+  if (problem.q.dtype != DType::kE4M3) {
+    reasons.push_back({name, fmt::format("a tensor beside {} q, k and v", name_text(problem.q.dtype)),
+                       "none: only e4m3 tensors have had something subtracted"});
+    return;
+  }
+  check_shape(reasons, name, *addend, expected);
+  check_dtype(reasons, name, *addend, {DType::kF32});
+  check_device(reasons, name, *addend, "q", problem.q.device);
+  check_memory(reasons, name, *addend, {.last_dim_contiguous = false});
+}
+
+void check_addends(std::vector<Reason>& reasons, const PrefillProblem& problem, const Dims& n) {
+  check_addend(reasons, problem, "v_mean", problem.v_mean,
+               {{n.b, n.h_kv, n.d_v}, "[b, h_kv, d_v]", {{"q", problem.q}, {"v", problem.v}}});
+  check_addend(reasons, problem, "lse_bias", problem.lse_bias,
+               {{n.b, n.h_q, n.s_q}, "[b, h_q, s_q]", {{"q", problem.q}}});
+  if (problem.lse_bias && !problem.lse) reasons.push_back({"lse_bias", "a bias of no lse", "an lse to add it to"});
+}
+
 void check_channels(std::vector<Reason>& reasons, const char* name, const TensorView& view, std::int64_t channels) {
   if (channels != 0) return;
   reasons.push_back({fmt::format("{}.shape", name), shape_text(view), "at least one channel"});
@@ -164,6 +186,8 @@ void check_outputs_apart(std::vector<Reason>& reasons, const PrefillProblem& pro
     if (problem.q_scale) check_apart(reasons, written, {{"q_scale", *problem.q_scale}});
     if (problem.k_scale) check_apart(reasons, written, {{"k_scale", *problem.k_scale}});
     if (problem.v_scale) check_apart(reasons, written, {{"v_scale", *problem.v_scale}});
+    if (problem.v_mean) check_apart(reasons, written, {{"v_mean", *problem.v_mean}});
+    if (problem.lse_bias) check_apart(reasons, written, {{"lse_bias", *problem.lse_bias}});
   };
   check({"out", problem.out});
   if (!problem.lse) return;
@@ -180,6 +204,7 @@ std::vector<Reason> validate(const PrefillProblem& problem) {
   check_devices(reasons, problem);
   check_memories(reasons, problem);
   check_scales(reasons, problem, dims);
+  check_addends(reasons, problem, dims);
   if (problem.softmax_scale && !std::isfinite(*problem.softmax_scale)) {
     reasons.push_back({"softmax_scale", fmt::format("{}", *problem.softmax_scale), "a finite value"});
   }

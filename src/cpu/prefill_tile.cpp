@@ -31,7 +31,7 @@ double base_factor_of(const PrefillProblem& problem) {
 bool is_per_token(const std::optional<TensorView>& scale) { return scale && scale->rank == 3; }
 
 // The scale of one element, 1 where none is given. i and j are the last two of three indices: token and head for q and
-// k, head and channel for v.
+// k, head and channel for v. It reads what is added to out and lse too, by batch entry, head, and channel or token.
 float scale_at(const std::optional<TensorView>& scale, std::int64_t batch, std::int64_t head, std::int64_t i,
                std::int64_t j) {
   if (!scale) return 1.0f;
@@ -220,15 +220,17 @@ void Tile<T>::store(int row) {
   const std::int64_t offset = batch_ * out.strides[0] + token * out.strides[1] + head_ * out.strides[2];
   for (std::int64_t channel = 0; channel < dim_v_; ++channel) {
     const T scale = scale_at(problem_.v_scale, batch_, head_kv_, head_kv_, channel);
-    const T value = empty ? T{0} : output_[row * padded_dim_v_ + channel] / state.sum * scale;
+    const T mean = problem_.v_mean ? scale_at(problem_.v_mean, batch_, head_kv_, head_kv_, channel) : 0.0f;
+    const T value = empty ? T{0} : output_[row * padded_dim_v_ + channel] / state.sum * scale + mean;
     store_value(out, offset + channel, static_cast<float>(value));
   }
   if (!problem_.lse) return;
   const auto& strides = problem_.lse->strides;
   const double log2_sum =
       std::log2(double{state.sum}) - code_exponent(rounding_.probability) + double{state.top} * state.exact_factor;
+  const double bias = problem_.lse_bias ? scale_at(problem_.lse_bias, batch_, head_, head_, token) : 0.0f;
   static_cast<float*>(problem_.lse->data)[batch_ * strides[0] + head_ * strides[1] + token * strides[2]] =
-      empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2_sum * std::numbers::ln2);
+      empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(log2_sum * std::numbers::ln2 + bias);
 }
 
 template class Tile<float>;

@@ -101,6 +101,39 @@ const BadPrefillCase kBadShapes[] = {
      },
      "lse.shape",
      {"[2, 6],", "rank 3, [b, h_q, s_q]"}},
+    {"ValueMeanShape",
+     [](PrefillArguments& s) {
+       s.problem.v_mean = s.scale({2, 6, 32});
+     },
+     "v_mean.shape",
+     {"[2, 6, 32]", "[2, 3, 32]", "[b, h_kv, d_v]"}},
+    {"LseBiasShape",
+     [](PrefillArguments& s) {
+       s.problem.lse_bias = s.scale({2, 7, 6});
+     },
+     "lse_bias.shape",
+     {"[2, 7, 6]", "[2, 6, 7]", "[b, h_q, s_q]"}},
+    {"LseBiasWithoutLse",
+     [](PrefillArguments& s) {
+       s.problem.lse_bias = s.scale({2, 6, 7});
+       s.problem.lse.reset();
+     },
+     "lse_bias",
+     {"no lse", "an lse to add it to"}},
+    {"ValueMeanOf16Bits",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.v_mean = s.scale({2, 3, 32});
+     },
+     "v_mean",
+     {"bf16", "only e4m3"}},
+    {"ValueMeanDtype",
+     [](PrefillArguments& s) {
+       s.problem.v_mean = s.scale({2, 3, 32});
+       s.problem.v_mean->dtype = DType::kBF16;
+     },
+     "v_mean.dtype",
+     {"bf16", "f32"}},
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, BadPrefill, testing::ValuesIn(kBadShapes), CaseName());
 

@@ -11,22 +11,20 @@
 namespace fp8attn::test {
 namespace {
 
-constexpr std::size_t kAlignment = 16;
-
 std::size_t round_up(std::size_t value, std::size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 class CpuDevice final : public TestDevice {
  public:
   Device device() const override { return {DeviceKind::kCpu, 0}; }
 
-  void* allocate(std::size_t bytes) override {
+  void* allocate(std::size_t bytes, std::size_t alignment) override {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t usable = round_up(bytes, page);
     void* base = mmap(nullptr, usable + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) throw std::bad_alloc();
     auto* guard = static_cast<std::uint8_t*>(base) + usable;
     if (mprotect(guard, page, PROT_NONE) != 0) throw std::bad_alloc();
-    void* memory = guard - round_up(bytes, kAlignment);
+    void* memory = guard - round_up(bytes, alignment);
     mappings_[memory] = {base, usable + page};
     return memory;
   }

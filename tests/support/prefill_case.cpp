@@ -59,6 +59,10 @@ PrefillInputs make_inputs(const PrefillCase& test) {
   inputs.q_scale = make_scale(test.q_scale, test.scale_base, n.b, n.h_q, n.s_q);
   inputs.k_scale = make_scale(test.k_scale, 1.3f * test.scale_base, n.b, n.h_kv, n.s_kv);
   inputs.v_scale = make_scale(test.v_scale, 0.7f * test.scale_base, n.b, n.h_kv, n.d_v);
+  if (test.addends) {
+    inputs.v_mean = make_scale(ScaleForm::kChannel, 0.21f, n.b, n.h_kv, n.d_v);
+    inputs.lse_bias = make_scale(ScaleForm::kChannel, -0.9f, n.b, n.h_q, n.s_q);
+  }
   RealTensors data = make_data(test.data, n);
   inputs.q = store(test, data.q, {n.b, n.s_q, n.h_q, n.d_qk}, inputs.q_scale, false);
   inputs.k = store(test, data.k, {n.b, n.s_kv, n.h_kv, n.d_qk}, inputs.k_scale, false);

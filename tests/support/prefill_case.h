@@ -36,6 +36,7 @@ struct PrefillCase {
   DataSet data = DataSet::kNormal;
   std::optional<float> softmax_scale = {};
   ScaleForm q_scale = ScaleForm::kNone, k_scale = ScaleForm::kNone, v_scale = ScaleForm::kNone;
+  bool addends = false;  // with a v_mean and an lse_bias
   // The size of the scales: around base, distinct for whatever has one of its own, never a power of two.
   float scale_base = 0.0137f;
   // Whether stored elements are the data divided by its scales, or the data itself.
@@ -57,6 +58,7 @@ struct HostScale {
 struct PrefillInputs {
   HostTensor q, k, v;  // [b, s, h, d]: stored elements
   HostScale q_scale, k_scale, v_scale;
+  HostScale v_mean, lse_bias;  // of form kChannel, [b, h_kv, d_v] and [b, h_q, s_q], or kNone
 };
 
 PrefillInputs make_inputs(const PrefillCase& test);

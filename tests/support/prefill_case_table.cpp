@@ -166,6 +166,21 @@ void add_scales(Table& table) {
   }
 }
 
+// What is added to out and lse, with every kind of V scale, in rows without a key too.
+void add_addends(Table& table) {
+  for (ScaleForm form : {ScaleForm::kNone, ScaleForm::kBatchHead, ScaleForm::kChannel}) {
+    for (std::int64_t d : {64, 128}) {
+      const char* name = form == ScaleForm::kNone ? "none" : form == ScaleForm::kChannel ? "channel" : "head";
+      table.add({.name = fmt::format("F_addends_{}_d{}", name, d),
+                 .n = {.b = 2, .s_q = 200, .s_kv = 150, .h_q = 6, .h_kv = 3, .d_qk = d, .d_v = d},
+                 .causal = true,
+                 .v_layout = kLayouts[d / 128],
+                 .v_scale = form,
+                 .addends = true});
+    }
+  }
+}
+
 void add_special_scales(Table& table) {
   const Dims n{.b = 1, .s_q = 100, .s_kv = 300, .h_q = 2, .h_kv = 2, .d_qk = 128, .d_v = 128};
   PrefillCase base{.name = "", .n = n};
@@ -261,6 +276,7 @@ std::vector<PrefillCase> reference_cases(DeviceKind device) {
   add_heads(table);
   add_extremes(table);
   add_scales(table);
+  add_addends(table);
   add_special_scales(table);
   add_long(table);
   if (!table.cpu()) add_many(table);

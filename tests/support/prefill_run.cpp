@@ -45,12 +45,18 @@ PrefillRun::PrefillRun(TestDevice& device, const PrefillCase& test, const Prefil
   if (test.q_scale != ScaleForm::kNone) problem_.q_scale = scale_view(device, inputs.q_scale, test.n.b, false);
   if (test.k_scale != ScaleForm::kNone) problem_.k_scale = scale_view(device, inputs.k_scale, test.n.b, false);
   if (test.v_scale != ScaleForm::kNone) problem_.v_scale = scale_view(device, inputs.v_scale, test.n.b, true);
+  if (test.addends) {
+    problem_.v_mean = scale_view(device, inputs.v_mean, test.n.b, true);
+    problem_.lse_bias = scale_view(device, inputs.lse_bias, test.n.b, true);
+  }
   problem_.v_layout = test.v_layout;
   problem_.softmax_scale = test.softmax_scale;
   problem_.causal = test.causal;
   problem_.p_mode = test.p_mode;
   problem_.cpu_arithmetic = test.arithmetic;
-  workspace_ = Buffer(device, workspace_size(problem_));
+  workspace_ = Buffer(device, workspace_size(problem_), 256);
+  const std::vector<std::uint8_t> rubbish(workspace_.size(), 0xFF);
+  if (!rubbish.empty()) workspace_.upload(rubbish.data());
 }
 
 TensorView PrefillRun::scale_view(TestDevice& device, const HostScale& scale, std::int64_t batch, bool by_channel) {

@@ -35,7 +35,7 @@ class PrefillRun {
   PrefillRun(TestDevice& device, const PrefillCase& test, const PrefillInputs& inputs, RunOptions options = {});
 
   PrefillProblem& problem() { return problem_; }
-  // Calls prefill with a workspace of exactly the size asked for.
+  // Calls prefill with a workspace of exactly the size asked for, which holds NaN before the first call.
   void launch(Stream stream = nullptr);
   PrefillOutput read() const;
   // Overwrites out and lse.

@@ -41,7 +41,10 @@ class Row {
       for (std::int64_t i = 0; i < n_.d_v; ++i) out[i] += weights[key] * static_cast<double>(v[i]);
     }
     for (std::int64_t i = 0; i < n_.d_v; ++i) out[i] *= inputs_.v_scale.at(batch_, head_kv_, i) / sum;
-    return std::log(sum) + top;
+    const double lse = std::log(sum) + top;
+    if (inputs_.v_mean.form == ScaleForm::kNone) return lse;
+    for (std::int64_t i = 0; i < n_.d_v; ++i) out[i] += inputs_.v_mean.at(batch_, head_kv_, i);
+    return lse + inputs_.lse_bias.at(batch_, head_, token);
   }
 
  private:

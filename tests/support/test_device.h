@@ -15,9 +15,9 @@ class TestDevice {
 
   virtual Device device() const = 0;
 
-  // Memory whose first byte is 16-byte aligned and whose last byte is, up to that alignment, the last of its
-  // allocation. What lies behind it is guarded.
-  virtual void* allocate(std::size_t bytes) = 0;
+  // Memory whose first byte is aligned to `alignment` bytes, to no more on a GPU if that is 16, and whose last byte is,
+  // up to that alignment, the last of its allocation. What lies behind it is guarded.
+  virtual void* allocate(std::size_t bytes, std::size_t alignment) = 0;
   // Fails the test where the guard was written to.
   virtual void free(void* memory) = 0;
 
@@ -33,8 +33,8 @@ std::unique_ptr<TestDevice> make_cpu_device();
 class Buffer {
  public:
   Buffer() = default;
-  Buffer(TestDevice& device, std::size_t bytes) : device_(&device), size_(bytes) {
-    if (bytes > 0) data_ = device.allocate(bytes);
+  Buffer(TestDevice& device, std::size_t bytes, std::size_t alignment = 16) : device_(&device), size_(bytes) {
+    if (bytes > 0) data_ = device.allocate(bytes, alignment);
   }
   Buffer(Buffer&& other) noexcept
       : device_(other.device_), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

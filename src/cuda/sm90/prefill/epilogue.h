@@ -72,19 +72,27 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
   }
 }
 
-// v scale per channel, where there is one.
+// What differs from channel to channel: accumulator row i times factor[i] and the V scale, plus the V mean where the
+// row sees a key, so that sum[i] is not 0. Leaves factors of 1. A scale of whole heads is in the factors already.
 template <int kRegisters>
-__device__ __forceinline__ void scale_channels(float (&value)[kRegisters], const ScaleView& scale, int batch, int head,
-                                               int lane) {
+__device__ __forceinline__ void finish_channels(float (&value)[kRegisters], float (&factor)[2], const float (&sum)[2],
+                                                const PrefillParams& params, int batch, int head, int lane) {
+  const bool scaled = params.v_scale.inner_stride != 0;
 #pragma unroll
   for (int j = 0; j < kRegisters / 4; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const float factor = scale.at(batch, head, 8 * j + 2 * (lane & 3) + c);
-      value[4 * j + c] *= factor;
-      value[4 * j + 2 + c] *= factor;
+      const int channel = 8 * j + 2 * (lane & 3) + c;
+      const float scale = scaled ? params.v_scale.at(batch, head, channel) : 1.0f;
+      const float mean = params.v_mean.at(batch, head, channel, 0.0f);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& element = value[4 * j + 2 * i + c];
+        element = fmaf(element, scale * factor[i], sum[i] == 0.0f ? 0.0f : mean);
+      }
     }
   }
+  factor[0] = factor[1] = 1.0f;
 }
 
 }  // namespace fp8attn::cuda

@@ -240,7 +240,9 @@ class Consumer {
       factor[i] = sum[i] == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum[i]);  // 0: the row sees no key
     }
     if (params_.lse != nullptr) store_lse(tile, sum);
-    if (per_channel) scale_channels(output_.value, params_.v_scale, tile.batch, kv_head, thread_.lane);
+    if (per_channel || params_.v_mean.data != nullptr) {
+      finish_channels(output_.value, factor, sum, params_, tile.batch, kv_head, thread_.lane);
+    }
     store_output<Traits>(shared_, maps_, params_, tile, output_.value, factor, thread_);
   }
 
@@ -253,8 +255,10 @@ class Consumer {
       if ((thread_.lane & 3) != 0 || row >= params_.mask.query_length) continue;
       constexpr float kLn2 = 0.693147180559945f;
       params_.lse[tile.batch * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
-                  row * params_.lse_row_stride] =
-          sum[i] == 0.0f ? -INFINITY : softmax_.log2_sum(i, sum[i], multiplier[i]) * kLn2;
+                  row * params_.lse_row_stride] = sum[i] == 0.0f
+                                                      ? -INFINITY
+                                                      : softmax_.log2_sum(i, sum[i], multiplier[i]) * kLn2 +
+                                                            params_.lse_bias.at(tile.batch, tile.head, row, 0.0f);
     }
   }
 
@@ -285,15 +289,14 @@ class Consumer {
   typename Math::Softmax softmax_;
 };
 
-// Barriers, and the rows of ones that sum the probabilities. Whole CTA.
+// Barriers, and the rows of ones that sum the probabilities; then the end of the kernel before, whose results may be
+// read and whose inputs overwritten from then on. Whole CTA.
 template <class Traits>
 __device__ void initialise(typename Traits::Shared& shared) {
-  constexpr int kTransposingWarps = 3;
   if (threadIdx.x == 0) {
     for (auto& ring : shared.query_ring) ring.init(1, 4);  // consumers: the four warps of one warpgroup
     shared.key_ring.init(1, Traits::kConsumerWarps);
-    shared.value_ring.init(Traits::kTransposesV ? kTransposingWarps : 1, Traits::kConsumerWarps);
-    shared.raw_ring.init(1, kTransposingWarps);
+    shared.value_ring.init(1, Traits::kConsumerWarps);
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   if constexpr (Traits::kIsE4M3) {
@@ -304,6 +307,7 @@ __device__ void initialise(typename Traits::Shared& shared) {
     }
   }
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  cudaGridDependencySynchronize();
   __syncthreads();
 }
 
@@ -319,12 +323,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
-    Producer<Traits> producer(shared, maps, params);
-    if (warp == 0) {
-      if (lane == 0) producer.load_all();
-    } else if constexpr (Traits::kTransposesV) {
-      producer.template transpose_all<3>(warp - 1, lane);
-    }
+    if (warp == 0 && lane == 0) Producer<Traits>(shared, maps, params).load_all();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
     Consumer<Traits>(shared, maps, params, {warp / 4 - 1, warp % 4, lane}).run();

@@ -15,7 +15,8 @@
 
 namespace fp8attn::cuda {
 
-// The strides of a scale of q or k ([], [1], [h], [b, h], [b, s, h]) or of v ([], [1], [h], [b, h], [b, h, d]).
+// The strides of a scale of q or k ([], [1], [h], [b, h], [b, s, h]) or of v ([], [1], [h], [b, h], [b, h, d]), and of
+// what is added to out or lse (three dims, the head in the middle).
 inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_is_last) {
   if (!scale) return {};
   ScaleView view{.data = static_cast<const float*>(scale->data)};
@@ -77,6 +78,8 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   params.q_scale = scale_view(problem.q_scale, false);
   params.k_scale = scale_view(problem.k_scale, false);
   params.v_scale = scale_view(problem.v_scale, true);
+  params.v_mean = scale_view(problem.v_mean, true);
+  params.lse_bias = scale_view(problem.lse_bias, true);
   if (problem.lse) {
     params.lse = static_cast<float*>(problem.lse->data);
     params.lse_batch_stride = problem.lse->strides[0];
@@ -94,6 +97,12 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   config.blockDim = Traits::kThreads;
   config.dynamicSmemBytes = Traits::kSharedBytes;
   config.stream = stream;
+  // The prologue runs while the kernel before is still at work; the kernel itself waits for its results (initialise()).
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem), params), "prefill", "cudaLaunchKernelEx");
 }
 

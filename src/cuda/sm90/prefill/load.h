@@ -1,4 +1,4 @@
-// The producer warpgroup: TMA loads, and the transposition of a row-major e4m3 V.
+// The producer: TMA loads.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 
 #include "cuda/sm90/prefill/params.h"
 #include "cuda/sm90/prefill/traits.h"
-#include "cuda/sm90/prefill/transpose.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/scheduler.h"
 
@@ -35,39 +34,12 @@ class Producer {
       const int kv_head = params_.queries_per_kv.divide(tile.head);
       for (int block = blocks_for<Traits>(params_.mask, first_row, Traits::kTileM) - 1; block >= 0; --block) {
         load_rows<typename Traits::KeyTile>(maps_.key, shared_.key_ring, shared_.key, key_, kv_head, block, tile.batch);
-        if constexpr (Traits::kTransposesV) {
-          load_rows<typename Traits::RowMajorValueTile>(maps_.value, shared_.raw_ring, shared_.raw_value, raw_, kv_head,
-                                                        block, tile.batch);
-        } else if constexpr (Traits::kVLayout == VLayout::kPacked) {
+        if constexpr (Traits::kVLayout == VLayout::kPacked) {
           load_packed(kv_head, block, tile.batch);
         } else {
           load_rows<typename Traits::ValueTile>(maps_.value, shared_.value_ring, shared_.value, value_, kv_head, block,
                                                 tile.batch);
         }
-      }
-    }
-  }
-
-  // kWarps whole warps: from the raw ring to the value ring.
-  template <int kWarps>
-  __device__ void transpose_all(int warp, int lane) {
-    StaticSchedule schedule(params_.order);
-    for (TileCoordinates tile; schedule.next(tile);) {
-      int blocks = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
-      for (; blocks > 0; --blocks) {
-        wait_barrier(&shared_.raw_ring.full[raw_.stage], raw_.parity);
-        wait_barrier(&shared_.value_ring.empty[value_.stage], value_.parity ^ 1);
-        transpose_values<Traits, kWarps>(ptx::shared_address(shared_.raw_value[raw_.stage]),
-                                         ptx::shared_address(shared_.value[value_.stage]), warp, lane);
-        // The tensor core reads what stmatrix wrote. The stores depend on every load, so the raw stage is free too.
-        ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-        __syncwarp();
-        if (lane == 0) {
-          arrive_barrier(&shared_.raw_ring.empty[raw_.stage]);
-          arrive_barrier(&shared_.value_ring.full[value_.stage]);
-        }
-        raw_.advance();
-        value_.advance();
       }
     }
   }
@@ -130,7 +102,6 @@ class Producer {
   const PrefillParams& params_;
   RingPosition<1> query_;
   RingPosition<Traits::kStages> key_, value_;
-  RingPosition<std::max(Traits::kRawStages, 1)> raw_;
 };
 
 }  // namespace fp8attn::cuda

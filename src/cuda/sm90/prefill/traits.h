@@ -2,7 +2,6 @@
 // follows from them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -50,8 +49,8 @@ struct PrefillTraits {
   static constexpr VLayout kVLayout = kVLayout_;
   static constexpr PMode kPMode = kPMode_;
   static constexpr bool kIsE4M3 = Element::kDType == DType::kE4M3;
-  // 8-bit wgmma reads V only with contiguous tokens, so a row-major V is transposed on the way.
-  static constexpr bool kTransposesV = kIsE4M3 && kVLayout == VLayout::kRowMajor;
+  // 8-bit wgmma reads V only with contiguous tokens: a row-major one is packed before the kernel (variants.cpp).
+  static_assert(kIsE4M3 == (kVLayout == VLayout::kPacked));
 
   // Three warpgroups hide more of each other's latencies than two; with the registers that d = 128 needs, two are
   // faster.
@@ -80,19 +79,16 @@ struct PrefillTraits {
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, kHeadDimV * 2>;
 
-  static constexpr int kStages = kIsE4M3 ? (kHeadDim == 64 ? 5 : kTransposesV ? 3 : 4) : (kHeadDim == 64 ? 4 : 2);
-  static constexpr int kRawStages = kTransposesV ? 2 : 0;
+  static constexpr int kStages = kIsE4M3 ? (kHeadDim == 64 ? 5 : 4) : (kHeadDim == 64 ? 4 : 2);
 
   struct Shared {
     alignas(1024) uint8_t query[kConsumers][QueryTile::kBytes];
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
-    alignas(1024) uint8_t raw_value[std::max(kRawStages, 1)][kTransposesV ? RowMajorValueTile::kBytes : 16];
     alignas(1024) uint8_t out[kConsumers][OutTile::kBytes];
-    RingBarriers<1> query_ring[kConsumers];          // TMA -> one consumer warpgroup
-    RingBarriers<kStages> key_ring;                  // TMA -> all consumer warpgroups
-    RingBarriers<kStages> value_ring;                // TMA or the transposing warps -> all consumer warpgroups
-    RingBarriers<std::max(kRawStages, 1)> raw_ring;  // TMA -> the transposing warps
+    RingBarriers<1> query_ring[kConsumers];  // TMA -> one consumer warpgroup
+    RingBarriers<kStages> key_ring;          // TMA -> all consumer warpgroups
+    RingBarriers<kStages> value_ring;        // TMA -> all consumer warpgroups
   };
   // Dynamic shared memory is aligned to 1024 bytes by hand.
   static constexpr int kSharedBytes = sizeof(Shared) + 1024;

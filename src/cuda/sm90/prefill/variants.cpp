@@ -1,11 +1,38 @@
 #include "cuda/sm90/prefill/variants.h"
 
+#include "api/workspace_layout.h"
+#include "cuda/sm90/quantize/quantize.h"
+
 namespace fp8attn::cuda {
 namespace {
 
 using Launch = void (*)(const PrefillProblem&, Workspace, Stream);
 
 std::size_t no_workspace(const PrefillProblem&) { return 0; }
+
+// A packed V of a problem with a row-major one, in memory that begins at `data`.
+MutableTensorView packed_value(const PrefillProblem& problem, void* data) {
+  const auto& shape = problem.v.shape;
+  return MutableTensorView::contiguous(data, DType::kE4M3, {shape[0], shape[2], shape[3], packed_length(shape[1])},
+                                       problem.v.device);
+}
+
+std::size_t packed_value_bytes(const PrefillProblem& problem) {
+  return align_workspace(packed_value(problem, nullptr).count());
+}
+
+// The tensor cores read 8-bit values with contiguous tokens only, so a row-major V is packed first. A transposition
+// within the kernel would spare 2 bytes of traffic an element and cost 12 to 24% of the kernel
+// (docs/kernels/prefill.md).
+template <Launch kPacked>
+void pack_and_launch(const PrefillProblem& problem, Workspace workspace, Stream stream) {
+  const MutableTensorView packed = packed_value(problem, workspace.data);
+  cuda::pack_v(problem.v, packed, stream);
+  PrefillProblem with_packed = problem;
+  with_packed.v = packed;
+  with_packed.v_layout = VLayout::kPacked;
+  kPacked(with_packed, {}, stream);
+}
 
 constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayout v_layout, PMode p_mode, Launch launch,
                              const char* left_out_by) {
@@ -17,7 +44,7 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
           .v_layout = v_layout,
           .p_mode = p_mode,
           .left_out_by = left_out_by,
-          .workspace_size = no_workspace,
+          .workspace_size = dtype == DType::kE4M3 && v_layout == VLayout::kRowMajor ? packed_value_bytes : no_workspace,
           .launch = launch};
 }
 
@@ -34,13 +61,10 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
 #define PRESENT_01(part, function) nullptr, "FP8ATTN_" #part
 #define PRESENT_00(part, function) nullptr, "FP8ATTN_" #part
 
-#define E4M3_FUNCTIONS(X, dim)               \
-  X(prefill_e4m3_d##dim##_packed_exact)      \
-  X(prefill_e4m3_d##dim##_packed_default)    \
-  X(prefill_e4m3_d##dim##_packed_fast)       \
-  X(prefill_e4m3_d##dim##_row_major_exact)   \
-  X(prefill_e4m3_d##dim##_row_major_default) \
-  X(prefill_e4m3_d##dim##_row_major_fast)
+#define E4M3_FUNCTIONS(X, dim)            \
+  X(prefill_e4m3_d##dim##_packed_exact)   \
+  X(prefill_e4m3_d##dim##_packed_default) \
+  X(prefill_e4m3_d##dim##_packed_fast)
 E4M3_FUNCTIONS(DECLARE, 64)
 E4M3_FUNCTIONS(DECLARE, 128)
 DECLARE(prefill_bf16_d64)
@@ -48,15 +72,13 @@ DECLARE(prefill_bf16_d128)
 DECLARE(prefill_fp16_d64)
 DECLARE(prefill_fp16_d128)
 
-#define LAYOUT_NAME_packed "packed"
-#define LAYOUT_NAME_row_major "row-major"
-#define E4M3_ROW(dim, layout, Layout, mode, Mode)                                                             \
-  row("sm90-e4m3-d" #dim "-" LAYOUT_NAME_##layout "-" #mode, DType::kE4M3, dim, VLayout::Layout, PMode::Mode, \
-      PRESENT(FP8, dim, prefill_e4m3_d##dim##_##layout##_##mode))
-#define E4M3_ROWS(dim)                                                                                     \
-  E4M3_ROW(dim, packed, kPacked, default, kDefault), E4M3_ROW(dim, packed, kPacked, exact, kExact),        \
-      E4M3_ROW(dim, packed, kPacked, fast, kFast), E4M3_ROW(dim, row_major, kRowMajor, default, kDefault), \
-      E4M3_ROW(dim, row_major, kRowMajor, exact, kExact), E4M3_ROW(dim, row_major, kRowMajor, fast, kFast)
+#define E4M3_ROWS_OF(dim, mode, Mode)                                                                 \
+  row("sm90-e4m3-d" #dim "-packed-" #mode, DType::kE4M3, dim, VLayout::kPacked, PMode::Mode,          \
+      PRESENT(FP8, dim, prefill_e4m3_d##dim##_packed_##mode)),                                        \
+      row("sm90-e4m3-d" #dim "-row-major-" #mode, DType::kE4M3, dim, VLayout::kRowMajor, PMode::Mode, \
+          PRESENT(FP8, dim, pack_and_launch<prefill_e4m3_d##dim##_packed_##mode>))
+#define E4M3_ROWS(dim) \
+  E4M3_ROWS_OF(dim, default, kDefault), E4M3_ROWS_OF(dim, exact, kExact), E4M3_ROWS_OF(dim, fast, kFast)
 #define ROW_16BIT(dim, type, Type)                                                    \
   row("sm90-" #type "-d" #dim, DType::Type, dim, VLayout::kRowMajor, PMode::kDefault, \
       PRESENT(FP16, dim, prefill_##type##_d##dim))

@@ -186,6 +186,7 @@ __global__ void __launch_bounds__(kPackThreads, 2)
     pack_tiles(const typename Access::Storage* __restrict__ input, std::uint8_t* __restrict__ output,
                const float* __restrict__ scale, const __grid_constant__ PackSpace space) {
   __shared__ __align__(16) std::uint32_t tile_words[kTileChannels * kTileWords];
+  cudaTriggerProgrammaticLaunchCompletion();  // a prefill that waits for this kernel may begin its prologue
   for (std::int64_t index = blockIdx.x; index < space.tiles; index += gridDim.x) {
     const PackTile tile(space, space.tiles - 1 - index);
     const std::int64_t first_input =

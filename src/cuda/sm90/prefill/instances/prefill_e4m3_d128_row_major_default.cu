@@ -1,7 +1,0 @@
-#include "cuda/sm90/prefill/launch.h"
-
-namespace fp8attn::cuda {
-void prefill_e4m3_d128_row_major_default(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementE4M3, 128, VLayout::kRowMajor, PMode::kDefault>>(problem, stream);
-}
-}  // namespace fp8attn::cuda
