@@ -47,7 +47,8 @@ def load(paths):
 
 
 def all_rows():
-    return load(sorted(RESULTS.glob("*.json")))
+    """The oldest first: of several rows of one case the tables show the last."""
+    return sorted(load(sorted(RESULTS.glob("*.json"))), key=lambda row: row["date"])
 
 
 def matches(row, fields):

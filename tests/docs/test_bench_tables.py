@@ -32,8 +32,8 @@ ROWS = [
     prefill_row(head_dim_qk=192, sustained_tflops=600.0),
     prefill_row(heads_q=32, heads_kv=8, sustained_tflops=400.0),
 ]
-MLA = {"op": "mla_decode", "library": "fp8attn", "cache": "e4m3", "batch": 128, "heads_q": 16, "unsupported": None,
-       "sustained_ms": 0.1331, "gbps": 2273.4}
+MLA = {"op": "mla_decode", "date": "2026-01-02T03:04:05Z", "library": "fp8attn", "cache": "e4m3", "batch": 128,
+       "heads_q": 16, "unsupported": None, "sustained_ms": 0.1331, "gbps": 2273.4}
 
 
 class BenchTables(unittest.TestCase):
@@ -54,6 +54,10 @@ class BenchTables(unittest.TestCase):
         self.assertIn("| mask | tokens | packed V | cuDNN e4m3 |", text)
         self.assertIn("| none | 1024 | 800 (0.50) | 700 (0.44) |", text)
         self.assertIn("| causal | 1024 | 500 (0.50) | - |", text)
+
+    def test_the_newest_row_of_a_case_counts(self):
+        self.write([prefill_row(date="2026-01-03T00:00:00Z", sustained_tflops=900.0), prefill_row()])
+        self.assertIn("| none | 1024 | 900 (0.50) |", bench_tables.prefill())
 
     def test_head_dims_that_differ_have_a_section(self):
         self.assertIn("### Head dim 192/128\n", bench_tables.prefill())
