@@ -58,7 +58,7 @@ void check(cudnnStatus_t status, const char* call) {
   }
 }
 
-// One for the process: making it takes longer than a case.
+// One for the process, on the device that is current at the first call: making one takes longer than a case.
 cudnnHandle_t cudnn_handle() {
   static const cudnnHandle_t made = [] {
     load_cudnn();
@@ -134,8 +134,8 @@ class Cudnn : public BenchSubject {
  public:
   Cudnn(const BenchCase& item, const Layer& layer, Device device)
       : device_(device),
-        handle_(cudnn_handle()),
-        out_(device, item.dtype, {item.batch, item.seqlen_q, item.heads_q, item.head_dim_v}) {
+        out_(device, item.dtype, {item.batch, item.seqlen_q, item.heads_q, item.head_dim_v}),
+        handle_(cudnn_handle()) {
     graph_.set_io_data_type(type_of(item.dtype))
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -216,9 +216,9 @@ class Cudnn : public BenchSubject {
   }
 
   Device device_;
-  cudnnHandle_t handle_;
-  graph::Graph graph_;
   DeviceTensor out_;
+  cudnnHandle_t handle_;  // of the current device, which out_ has set
+  graph::Graph graph_;
   std::vector<DeviceTensor> tensors_;
   std::unordered_map<std::int64_t, void*> memory_;  // of each tensor of the graph
   DeviceWorkspace workspace_;
