@@ -2,18 +2,16 @@
 
 #include "api/dispatch.h"
 #include "api/validate.h"
-#include "api/view_checks.h"
+#ifdef FP8ATTN_WITH_CUDA
+#include "cuda/sm90/kv_cache/kv_cache.h"
+#endif
 #include "cpu/kv_cache.h"
 
 namespace fp8attn {
 namespace {
 
 std::vector<Reason> with_device(std::vector<Reason> reasons, const char* argument, Device device) {
-  if (auto reason = device_reason(argument, device)) {
-    reasons.push_back(*std::move(reason));
-  } else if (device.kind != DeviceKind::kCpu) {
-    reasons.push_back({argument, device_text(device), "cpu"});
-  }
+  if (auto reason = device_reason(argument, device)) reasons.push_back(*std::move(reason));
   return reasons;
 }
 
@@ -29,8 +27,17 @@ struct CacheAccess {
 };
 
 constexpr CacheAccess kCpu = {cpu::append_mla, cpu::gather_mla, cpu::rotate_rope};
+#ifdef FP8ATTN_WITH_CUDA
+constexpr CacheAccess kCuda = {cuda::append_mla, cuda::gather_mla, cuda::rotate_rope};
+#endif
 
-const CacheAccess& access_of(Device) { return kCpu; }
+// The backend of a device that device_reason() has nothing against.
+const CacheAccess& access_of([[maybe_unused]] Device device) {
+#ifdef FP8ATTN_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda) return kCuda;
+#endif
+  return kCpu;
+}
 
 }  // namespace
 
