@@ -63,8 +63,9 @@ inline constexpr std::int64_t kRecordRopeOffset = kLatentDim + 4 * 4;
 // pages * page_size: nothing outside the cache is written. Two tokens with one slot leave it with an unspecified mix of
 // both. Other slots, and what lies between records, keep their bytes.
 //
-// Scales are those of quantize(): amax / 448 over the finite values that share it, 1 where these are all 0, at least
-// 2^-100; stored = e4m3(real * (1 / scale)). kBF16 copies. CPU and CUDA give the same bits.
+// scale = amax / 448 over the finite values that share it, at least 2^-100; stored = e4m3(real * (1 / scale)). Unlike
+// quantize() this gives values that are all 0 the smallest scale, not 1: decoding bounds the weights of a block of
+// tokens by its largest scale, and a token of zeros should not raise it. kBF16 copies. CPU and CUDA give the same bits.
 //
 // Tensors: any strides with a contiguous last dim (slots: any strides at all). Cache on CUDA: 16-byte aligned base and
 // strides of a multiple of 16 bytes. The cache shares no memory with the inputs.

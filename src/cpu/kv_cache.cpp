@@ -54,7 +54,6 @@ float scale_of(std::span<const std::uint16_t> codes) {
     const std::uint32_t magnitude = code & 0x7FFFu;
     if (magnitude < 0x7F80u) amax = std::max(amax, magnitude);
   }
-  if (amax == 0) return 1.0f;
   return std::max(bf16_to_float(static_cast<std::uint16_t>(amax)) / kE4M3Max, kMinScale);
 }
 

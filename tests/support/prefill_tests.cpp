@@ -1,54 +1,12 @@
 #include "prefill_tests.h"
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include "prefill_methods.h"
+#include "registrar.h"
 
 namespace fp8attn::test {
 namespace {
-
-using Judge = std::function<::testing::AssertionResult(TestDevice&)>;
-
-class PrefillTest : public ::testing::Test {
- public:
-  PrefillTest(DeviceMaker make_device, Judge judge) : make_device_(std::move(make_device)), judge_(std::move(judge)) {}
-
-  void TestBody() override {
-    const std::unique_ptr<TestDevice> device = make_device_();
-    if (device == nullptr) GTEST_SKIP() << "no device to run on";
-    try {
-      EXPECT_TRUE(judge_(*device));
-    } catch (const Error& error) {
-      if (is_left_out(error)) GTEST_SKIP() << error.what();
-      throw;
-    }
-  }
-
- private:
-  DeviceMaker make_device_;
-  Judge judge_;
-};
-
-class Registrar {
- public:
-  Registrar(const char* suite, DeviceKind device, DeviceMaker make_device)
-      : suite_(suite), cpu_(device == DeviceKind::kCpu), make_device_(std::move(make_device)) {}
-
-  bool cpu() const { return cpu_; }
-
-  void add(const std::string& name, Judge judge) {
-    ::testing::RegisterTest(suite_, name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
-                            [make_device = make_device_, judge = std::move(judge)]() -> PrefillTest* {
-                              return new PrefillTest(make_device, judge);  // GoogleTest deletes it
-                            });
-  }
-
- private:
-  const char* suite_;
-  const bool cpu_;
-  const DeviceMaker make_device_;
-};
 
 // The element types and layouts of V that every method is run with.
 std::vector<PrefillCase> kinds(bool cpu) {

@@ -1,17 +1,13 @@
 // The prefill tests of both backends: one table, registered for one device.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "prefill_case.h"
-#include "test_device.h"
+#include "registrar.h"
 
 namespace fp8attn::test {
-
-// The device that a test runs on, made when the test starts. Null skips the test.
-using DeviceMaker = std::function<std::unique_ptr<TestDevice>()>;
 
 // Cases that are compared with the reference on a device, by class.
 std::vector<PrefillCase> reference_cases(DeviceKind device);

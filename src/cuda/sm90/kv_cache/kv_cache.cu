@@ -12,6 +12,8 @@ namespace {
 using Input = Rows<const std::uint16_t*>;
 using Output = Rows<std::uint16_t*>;
 
+constexpr float kMinScale = 0x1p-100f;
+
 template <CacheFormat kFormat>
 constexpr bool kHasRecordScales = kFormat == CacheFormat::kToken128 || kFormat == CacheFormat::kToken;
 
@@ -36,7 +38,9 @@ __device__ void find_scales(const Vector<2, kVectorDim> (&latent)[kParts], float
     for (std::uint32_t& value : amax) value = __reduce_max_sync(half_warp, value);
   }
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) scale[part] = scale_from_amax(amax[part]);
+  for (int part = 0; part < kParts; ++part) {
+    scale[part] = fmaxf(__fdiv_rn(__uint_as_float(amax[part]), kE4M3Max), kMinScale);
+  }
 }
 
 template <CacheFormat kFormat>
