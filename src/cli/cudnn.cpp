@@ -3,16 +3,12 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <unordered_map>
 #include <vector>
-
-#include "fp8attn/e4m3.h"
 
 // cuDNN's frontend looks up every function of cuDNN behind this handle, so that the program starts where cuDNN is not
 // installed.
@@ -117,19 +113,6 @@ graph::SDPA_attributes attributes_of(const BenchCase& item) {
   return attributes;
 }
 
-// e4m3 codes / kScaleOut as bf16, which holds these exactly.
-HostTensor descaled(const HostTensor& codes) {
-  HostTensor values(DType::kF32, {256});
-  auto* floats = reinterpret_cast<float*>(values.bytes.data());
-  for (int code = 0; code < 256; ++code) floats[code] = e4m3_to_float(static_cast<std::uint8_t>(code)) / kScaleOut;
-  const HostTensor table = convert(values, DType::kBF16);
-  const auto* entries = reinterpret_cast<const std::uint16_t*>(table.bytes.data());
-  HostTensor result(DType::kBF16, codes.shape);
-  std::transform(codes.bytes.begin(), codes.bytes.end(), reinterpret_cast<std::uint16_t*>(result.bytes.data()),
-                 [&](std::byte code) { return entries[std::to_integer<std::size_t>(code)]; });
-  return result;
-}
-
 class Cudnn : public BenchSubject {
  public:
   Cudnn(const BenchCase& item, const Layer& layer, Device device)
@@ -148,7 +131,7 @@ class Cudnn : public BenchSubject {
 
   HostTensor out() const override {
     const HostTensor stored = out_.to_host();
-    return out_dtype() == DType::kE4M3 ? descaled(stored) : stored;
+    return out_dtype() == DType::kE4M3 ? dequantized(stored, 1 / kScaleOut) : stored;
   }
   DType out_dtype() const override { return out_.view().dtype; }
   std::string version() const override { return fe::detail::get_backend_version_string(); }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -94,6 +96,17 @@ HostTensor convert(const HostTensor& tensor, DType dtype) {
           dtype == DType::kFP16 ? half_from_float(value) : bf16_from_float(value);
     }
   }
+  return result;
+}
+
+HostTensor dequantized(const HostTensor& codes, float scale) {
+  std::array<std::uint16_t, 256> table;
+  for (int code = 0; code < 256; ++code) {
+    table[code] = bf16_from_float(e4m3_to_float(static_cast<std::uint8_t>(code)) * scale);
+  }
+  HostTensor result(DType::kBF16, codes.shape);
+  std::transform(codes.bytes.begin(), codes.bytes.end(), reinterpret_cast<std::uint16_t*>(result.bytes.data()),
+                 [&](std::byte code) { return table[std::to_integer<std::size_t>(code)]; });
   return result;
 }
 

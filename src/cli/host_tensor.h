@@ -34,6 +34,9 @@ float element(const void* data, DType dtype, std::int64_t index);
 // To bf16, fp16 or f32, rounding to nearest even; from these and e4m3.
 HostTensor convert(const HostTensor& tensor, DType dtype);
 
+// e4m3 codes times `scale` as bf16, rounded to nearest even.
+HostTensor dequantized(const HostTensor& codes, float scale);
+
 // Throws std::bad_alloc where the bytes of so many elements do not fit in 63 bits.
 std::int64_t element_count(std::span<const std::int64_t> shape);
 

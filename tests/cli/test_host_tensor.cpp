@@ -46,5 +46,18 @@ TEST(HostTensor, Bf16RoundsToNearestEven) {
   EXPECT_TRUE(std::isnan(element(nan.bytes.data(), DType::kBF16, 0)));
 }
 
+TEST(HostTensor, DequantizesEveryCode) {
+  HostTensor codes(DType::kE4M3, {2, 128});
+  for (int code = 0; code < 256; ++code) codes.bytes[code] = static_cast<std::byte>(code);
+  const HostTensor values = dequantized(codes, 1.0f / 64);
+  EXPECT_EQ(values.shape, codes.shape);
+  ASSERT_EQ(values.dtype, DType::kBF16);
+  for (int code = 0; code < 256; ++code) {
+    const float expected = element(codes.bytes.data(), DType::kE4M3, code) / 64;
+    const float got = element(values.bytes.data(), DType::kBF16, code);
+    EXPECT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected))) << code;
+  }
+}
+
 }  // namespace
 }  // namespace fp8attn::cli
