@@ -8,7 +8,8 @@ from svg_plot import line_chart
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
-OURS = {"library": "fp8attn"}
+DEFAULTS = {"library": "fp8attn", "unsupported": None, "recipe": None, "date": ""}  # where rows lack a field
+OURS = {"library": "fp8attn", "recipe": None}
 PACKED, ROW_MAJOR = OURS | {"dtype": "e4m3", "v_layout": "packed"}, OURS | {"dtype": "e4m3", "v_layout": "row-major"}
 CUDNN = {"library": "cudnn"}
 
@@ -37,12 +38,12 @@ WRONG = 0.1  # relative L2 error above which a result is wrong: 8-bit rounding a
 
 
 def load(paths):
-    """Rows of result files, each with its file under "source"; rows from before a field existed get its default."""
+    """Rows of result files, each with its file under "source"."""
     rows = []
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, list):
-            rows += [{"library": "fp8attn", "unsupported": None, **row, "source": path.name} for row in content]
+            rows += [DEFAULTS | row | {"source": path.name} for row in content]
     return rows
 
 
@@ -98,6 +99,12 @@ def markdown_table(labels, titles, lines):
     return head + [f"| {' | '.join(cells)} |" for cells in lines]
 
 
+def columns_of(rows):
+    """COLUMNS, and one for each recipe by which 16-bit tensors are quantised within the call."""
+    return COLUMNS + [(f"bf16 in, {recipe}", OURS | {"dtype": "bf16", "recipe": recipe, "p_mode": "default"})
+                      for recipe in distinct(rows, "recipe")]
+
+
 def distinct(rows, field):
     return sorted({str(row[field]) for row in rows if row.get(field) is not None})
 
@@ -148,7 +155,8 @@ def runs():
         own = [row for row in rows if row["source"] == source and not row["unsupported"]]
         values = {name: [row[name] for row in own if row.get(name)] for name in ("yardstick_tflops", "cublaslt_tflops")}
         lines.append([f"`bench/results/{source}`", ", ".join(distinct(own, "device")),
-                      " and ".join(sorted({row["date"][:10] for row in own})), ", ".join(distinct(own, "commit")),
+                      " and ".join(sorted({row["date"][:10] or "-" for row in own})),
+                      ", ".join(distinct(own, "commit")),
                       *(range_text(found) if found else "not recorded" for found in values.values())])
     return "\n".join(markdown_table(["rows", "device", "date", "commit"],
                                     ["Y, TFLOP/s", "cuBLASLt e4m3, TFLOP/s"], lines)) + "\n"
@@ -166,7 +174,7 @@ def prefill_lines(rows, dims, columns):
 
 
 def titles_of(rows):
-    return ", ".join(title for title, fields in COLUMNS if any(matches(row, fields) for row in rows))
+    return ", ".join(title for title, fields in columns_of(rows) if any(matches(row, fields) for row in rows))
 
 
 def notes(rows):
@@ -183,7 +191,7 @@ def notes(rows):
 
 def prefill_table(rows, dims):
     rows = [row for row in rows if has_dims(row, dims)]
-    columns = [(title, fields) for title, fields in COLUMNS if any(matches(row, fields) for row in rows)]
+    columns = [column for column in columns_of(rows) if any(matches(row, column[1]) for row in rows)]
     table = markdown_table(["mask", "tokens"], [title for title, _ in columns], prefill_lines(rows, dims, columns))
     return [*table, "", *notes(rows)]
 
@@ -222,15 +230,16 @@ def grouped_heads():
 def plots():
     """{path: text} of every chart."""
     rows = [row for row in all_rows() if is_comparison_shape(row) and not row["unsupported"]]
+    columns = columns_of(rows)
     charts = {}
     for dims in HEAD_DIMS:
         own = [row for row in rows if has_dims(row, dims)]
         panels = []
         for causal in (False, True):
             series = {title: {row["seqlen_q"]: row["sustained_tflops"] for row in own
-                              if row["causal"] == causal and matches(row, fields)} for title, fields in COLUMNS}
+                              if row["causal"] == causal and matches(row, fields)} for title, fields in columns}
             panels.append((f"mask: {mask_text(causal)}", series))
         if own:
             charts[plot_path(dims)] = line_chart(f"Head dim {dims_text(dims)}", "sustained TFLOP/s",
-                                                 [title for title, _ in COLUMNS], panels, DASHED)
+                                                 [title for title, _ in columns], panels, DASHED)
     return charts

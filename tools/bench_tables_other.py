@@ -10,12 +10,16 @@ FIGURES = [
     ("burst_ms", "burst, us", lambda value: f"{1000 * value:.1f}"),
     ("sustained_tflops", "TFLOP/s", lambda value: f"{value:.0f}"),
     ("ratio", "/ Y", lambda value: f"{value:.2f}"),
+    ("mfu", "MFU", lambda value: f"{value:.2f}"),
     ("gbps", "GB/s", lambda value: f"{value:.0f}"),
+    ("read_fraction", "of read", lambda value: f"{value:.2f}"),
+    ("mbu", "MBU", lambda value: f"{value:.2f}"),
     ("rel_l2", "rel L2", lambda value: f"{value:.2e}"),
 ]
 # What is the same for a whole run, or no property of the case.
 RUN_FIELDS = {"op", "backend", "device", "commit", "date", "yardstick_tflops", "cublaslt_tflops", "burst_tflops",
-              "source", "unsupported", "library_version"}
+              "source", "unsupported", "library_version", "copy_gbps", "recipe"}
+MOVING = {"quantize", "pack_v"}  # operations that move bytes only: their ratio is to a copy within the device's memory
 OURS = {"library": "fp8attn", "dtype": "e4m3", "v_layout": "packed", "p_mode": "default"}
 
 
@@ -34,6 +38,8 @@ def operation(op):
     figures = [figure for figure in FIGURES if any(row.get(figure[0]) is not None for row in rows)]
     skipped = RUN_FIELDS | {name for name, _, _ in FIGURES}
     fields = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in skipped]
+    if op in MOVING:
+        figures = [(name, "of a copy" if name == "ratio" else title, form) for name, title, form in figures]
     varying = [name for name in fields if len({value(row, name) for row in rows}) > 1]
     same = [f"{name} {value(rows[0], name)}" for name in fields if name not in varying and value(rows[0], name) != "-"]
     lines = []

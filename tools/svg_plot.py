@@ -5,7 +5,8 @@ A chart is a light card, which reads well on light and dark pages.
 
 from xml.sax.saxutils import escape
 
-COLOURS = ["#0b5fa5", "#d1495b", "#2a9d5c", "#8e5bbf", "#b8860b", "#444444", "#17a2b8", "#e07b39", "#999999"]
+COLOURS = ["#0b5fa5", "#d1495b", "#2a9d5c", "#8e5bbf", "#b8860b", "#444444", "#17a2b8", "#e07b39", "#999999",
+           "#6b8e23", "#c71585", "#5f7a99", "#7b3f00"]
 WIDTH, HEIGHT, TOP, BOTTOM, LEFT, GAP = 860, 400, 46, 96, 56, 40
 FONT = 'font-family="DejaVu Sans, Verdana, sans-serif"'
 

@@ -32,8 +32,8 @@ ROWS = [
     prefill_row(head_dim_qk=192, sustained_tflops=600.0),
     prefill_row(heads_q=32, heads_kv=8, sustained_tflops=400.0),
 ]
-MLA = {"op": "mla_decode", "date": "2026-01-02T03:04:05Z", "library": "fp8attn", "cache": "e4m3", "batch": 128,
-       "heads_q": 16, "unsupported": None, "sustained_ms": 0.1331, "gbps": 2273.4}
+MLA = {"op": "mla_decode", "library": "fp8attn", "cache": "e4m3", "batch": 128, "heads_q": 16, "sustained_ms": 0.1331,
+       "gbps": 2273.4, "mfu": 0.123}
 
 
 class BenchTables(unittest.TestCase):
@@ -101,12 +101,27 @@ class BenchTables(unittest.TestCase):
 
     def test_another_operation_shows_what_differs(self):
         self.assertEqual(bench_tables_other.operation("mla_decode"), "")
-        self.write([MLA, MLA | {"heads_q": 128, "sustained_ms": None, "gbps": None, "unsupported": "no kernel"}])
+        self.write([MLA, MLA | {"heads_q": 128, "sustained_ms": None, "gbps": None, "mfu": None,
+                                "unsupported": "no kernel"}])
         text = bench_tables_other.operation("mla_decode")
         self.assertIn("The same in all rows: library fp8attn, cache e4m3, batch 128.", text)
-        self.assertIn("| heads_q | sustained, us | GB/s |", text)
-        self.assertIn("| 16 | 133.1 | 2273 |", text)
-        self.assertIn("| 128 | no | no |", text)
+        self.assertIn("| heads_q | sustained, us | MFU | GB/s |", text)
+        self.assertIn("| 16 | 133.1 | 0.12 | 2273 |", text)
+        self.assertIn("| 128 | no | no | no |", text)
+
+    def test_quantisers_are_compared_with_a_copy(self):
+        self.write([{"op": "quantize", "granularity": name, "gbps": 2000.0, "ratio": 0.5, "copy_gbps": 4000.0}
+                    for name in ("head", "token")])
+        text = bench_tables_other.operation("quantize")
+        self.assertIn("| granularity | of a copy | GB/s |", text)
+        self.assertIn("| token | 0.50 | 2000 |", text)
+
+    def test_recipes_within_the_call_have_columns_of_their_own(self):
+        bf16 = prefill_row(dtype="bf16", v_layout="row-major", p_mode=None, sustained_tflops=500.0)
+        self.write([bf16, bf16 | {"recipe": "smooth-k", "p_mode": "default", "sustained_tflops": 650.0}])
+        text = bench_tables.prefill()
+        self.assertIn("| mask | tokens | bf16 | bf16 in, smooth-k |", text)
+        self.assertIn("| none | 1024 | 500 (0.50) | 650 (0.50) |", text)
 
     def test_our_column_beside_the_peers(self):
         text = bench_tables_other.peers_prefill()
