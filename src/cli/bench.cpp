@@ -17,6 +17,7 @@
 
 #include "cli/bench_cases.h"
 #include "cli/bench_data.h"
+#include "cli/bench_mla.h"
 #include "cli/bench_subject.h"
 #include "cli/bench_timing.h"
 #include "cli/commands.h"
@@ -39,6 +40,7 @@ constexpr double kWarmMs = 60, kTimedMs = 120;  // of the yardstick and of cuBLA
 
 struct Options {
   std::string cases, filter, device, arithmetic, json;
+  bool mla = false;
 };
 
 struct Measurement {
@@ -311,7 +313,14 @@ void add_bench(CLI::App& program, std::function<void()>* run) {
   add_device_option(*command, &options->device);
   add("--arithmetic", &options->arithmetic, "Of the CPU: float32 (default), float64, emulated, emulated13");
   add("--json", &options->json, "Write the rows as a JSON array to this file, or to - (standard output)");
-  command->callback([options, run] { *run = [options] { run_bench(*options); }; });
+  auto* mla = command->add_flag("--mla", options->mla, "MLA decode instead of prefill, over its own shapes");
+  mla->disable_flag_override()->excludes(command->get_option("--cases"));
+  command->callback([options, run] {
+    *run = [options] {
+      if (!options->mla) return run_bench(*options);
+      run_bench_mla({options->filter, options->device, options->arithmetic, options->json});
+    };
+  });
 }
 
 }  // namespace fp8attn::cli

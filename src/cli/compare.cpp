@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/common_options.h"
+#include "cli/compare_mla.h"
 #include "cli/errors.h"
 #include "cli/format.h"
 #include "cli/json_text.h"
@@ -205,7 +206,30 @@ void add_compare(CLI::App& program, std::function<void()>* run) {
   auto* command = program.add_subcommand("compare", "Every recipe on tensors from files: error and time of each");
   auto options = std::make_shared<CommonOptions>();
   add_common_options(*command, options.get());
-  command->callback([options, run] { *run = [options] { run_compare(*options); }; });
+  auto mla = std::make_shared<MlaCompareOptions>();
+  auto* flag =
+      command->add_flag("--mla", mla->wanted, "Instead: ways to store the latent cache of MLA, on synthetic data");
+  flag->disable_flag_override();
+  command->add_option("--tokens", mla->tokens, "With --mla: tokens of each data set")
+      ->capture_default_str()
+      ->needs(flag);
+  command->add_option("--longest", mla->longest, "With --mla: the longest of the growing lengths")
+      ->capture_default_str()
+      ->needs(flag);
+  for (const char* name :
+       {"FILE", "--q", "--k", "--v", "--layer", "--causal", "--no-causal", "--softmax-scale", "--v-layout"}) {
+    flag->excludes(command->get_option(name));
+  }
+  command->callback([options, mla, run] {
+    if (!mla->wanted) {
+      *run = [options] { run_compare(*options); };
+      return;
+    }
+    mla->device = options->device;
+    mla->arithmetic = options->arithmetic;
+    mla->json = options->json;
+    *run = [mla] { run_compare_mla(*mla); };
+  });
 }
 
 }  // namespace fp8attn::cli

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/mla_decode_variants.h"
 #include "api/variants.h"
 #include "cli/commands.h"
 #include "cli/device.h"
@@ -45,7 +46,18 @@ ordered_json variant_json(const PrefillVariant& variant) {
           {"left_out_by", variant.left_out_by == nullptr ? ordered_json() : ordered_json(variant.left_out_by)}};
 }
 
+ordered_json variant_json(const MlaDecodeVariant& variant) {
+  return {{"name", variant.name},
+          {"backend", name_of(variant.device)},
+          {"q_dtype", name_of(variant.q_dtype)},
+          {"format", name_of(variant.format)},
+          {"addressing", name_of(variant.addressing)},
+          {"left_out_by", variant.left_out_by == nullptr ? ordered_json() : ordered_json(variant.left_out_by)}};
+}
+
 void print_json() {
+  ordered_json mla_variants = ordered_json::array();
+  for (const MlaDecodeVariant& variant : mla_decode_variants()) mla_variants.push_back(variant_json(variant));
   ordered_json backends = ordered_json::array(), variants = ordered_json::array(), names = ordered_json::array();
   for (const BackendInfo& backend : list_backends()) {
     ordered_json devices = ordered_json::array();
@@ -64,6 +76,7 @@ void print_json() {
                              {"default_device", device_text(default_device())},
                              {"backends", backends},
                              {"prefill_variants", variants},
+                             {"mla_decode_variants", mla_variants},
                              {"recipes", names}};
   fmt::print("{}\n", pretty(info));
 }
@@ -90,8 +103,42 @@ void merge_into(std::vector<MatrixRow>* rows, const MatrixRow& row, std::vector<
   ((*match).*merged).insert(((*match).*merged).end(), (row.*merged).begin(), (row.*merged).end());
 }
 
-// The whole table, kernels that options left out of this build included: every build with the CUDA backend prints the
-// same text, one without it only the rows of the CPU.
+// Dtypes of q, formats and addressings of each backend.
+std::string mla_markdown() {
+  Table table({"backend", "dtype of q", "format of the cache", "tokens named by"});
+  for (DeviceKind device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    // Rows that share dtypes and addressings are one.
+    std::vector<std::pair<std::string, std::string>> rows;  // what they share, formats
+    for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kTensor, CacheFormat::kToken128, CacheFormat::kToken}) {
+      std::vector<std::string> dtypes, addressings;
+      const auto add_once = [](std::vector<std::string>& list, const char* text) {
+        if (std::find(list.begin(), list.end(), text) == list.end()) list.push_back(text);
+      };
+      for (const MlaDecodeVariant& variant : mla_decode_variants()) {
+        if (variant.device != device || variant.format != format) continue;
+        add_once(dtypes, name_of(variant.q_dtype));
+        add_once(addressings, name_of(variant.addressing));
+      }
+      if (dtypes.empty()) continue;
+      const std::string key = fmt::format("{}|{}", fmt::join(dtypes, ", "), fmt::join(addressings, ", "));
+      const auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& other) { return other.first == key; });
+      if (row == rows.end()) {
+        rows.emplace_back(key, name_of(format));
+      } else {
+        row->second += fmt::format(", {}", name_of(format));
+      }
+    }
+    for (const auto& [key, formats] : rows) {
+      const std::size_t bar = key.find('|');
+      table.add({device == DeviceKind::kCpu ? "CPU" : "CUDA, compute capability 9.0", key.substr(0, bar), formats,
+                 key.substr(bar + 1)});
+    }
+  }
+  return table.markdown();
+}
+
+// A table of prefill and one of MLA decode, kernels that options left out of this build included: every build with the
+// CUDA backend prints the same text, one without it only the rows of the CPU.
 void print_markdown() {
   std::vector<MatrixRow> by_dims, rows;
   for (const PrefillVariant& variant : prefill_variants()) {
@@ -105,7 +152,7 @@ void print_markdown() {
                name_of(row.v_layout), fmt::format("{}", fmt::join(row.dims, ", ")),
                fmt::format("{}", fmt::join(row.p_modes, ", "))});
   }
-  fmt::print("{}", table.markdown());
+  fmt::print("{}\n{}", table.markdown(), mla_markdown());
 }
 
 void print_text() {
@@ -126,7 +173,14 @@ void print_text() {
                name_of(variant.v_layout), p_mode_text(variant),
                variant.left_out_by == nullptr ? "yes" : fmt::format("no: left out by {}", variant.left_out_by)});
   }
-  fmt::print("{}\nRecipes of attend and compare\n", table.text("  "));
+  fmt::print("{}\nMLA decode kernels\n", table.text("  "));
+  Table mla({"kernel", "backend", "q", "cache", "tokens", "in this build"});
+  for (const MlaDecodeVariant& variant : mla_decode_variants()) {
+    mla.add({variant.name, name_of(variant.device), name_of(variant.q_dtype), name_of(variant.format),
+             name_of(variant.addressing),
+             variant.left_out_by == nullptr ? "yes" : fmt::format("no: left out by {}", variant.left_out_by)});
+  }
+  fmt::print("{}\nRecipes of attend and compare\n", mla.text("  "));
   Table names({"recipe", "what it stores"});
   for (const Recipe& recipe : recipes()) names.add({recipe.name, describe(recipe)});
   fmt::print("{}", names.text("  "));
