@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,6 +27,7 @@
 #include "cli/json_text.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
+#include "cli/utc_now.h"
 #include "cli/yardstick.h"
 #include "fp8attn_commit.h"
 
@@ -51,13 +51,6 @@ struct Measurement {
 };
 
 double tflops(const BenchCase& item, double milliseconds) { return item.flop() / milliseconds * 1e-9; }
-
-std::string utc_now() {
-  const std::time_t now = std::time(nullptr);
-  char text[32];
-  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&now));
-  return text;
-}
 
 // Tensors and exact attention of the case before, which the next one often shares.
 class Inputs {

@@ -17,6 +17,7 @@
 #include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/recipe.h"
+#include "cli/utc_now.h"
 #include "cli/yardstick.h"
 #include "fp8attn_commit.h"
 
@@ -137,6 +138,7 @@ class MlaBench {
             {"backend", name_of(attention_.device.kind)},
             {"device", device_name(attention_.device)},
             {"commit", kFp8attnCommit},
+            {"date", utc_now()},
             {"cache", name_of(item.format)},
             {"batch", item.batch},
             {"heads_q", item.heads_q},
