@@ -16,6 +16,7 @@ namespace fp8attn::cpu {
 namespace {
 
 constexpr float kMinScale = 0x1p-100f;
+constexpr std::int64_t kTokensOfOneThread = 64;  // less work than waking the others
 
 using Rope = std::array<float, kRopeDim>;
 
@@ -116,7 +117,7 @@ void gather_token(const GatherMlaProblem& problem, const std::uint8_t* record, s
 void append_mla(const AppendMlaProblem& problem, Stream) {
   const TensorView &latent = problem.latent, &rope = problem.rope;
   const float cache_scale = scalar_or_one(problem.cache_scale);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (problem.slots.shape[0] > kTokensOfOneThread)
   for (std::int64_t token = 0; token < problem.slots.shape[0]; ++token) {
     std::uint8_t* record = record_of(problem.cache, problem.slots, token);
     if (record == nullptr) continue;
@@ -133,7 +134,7 @@ void append_mla(const AppendMlaProblem& problem, Stream) {
 
 void gather_mla(const GatherMlaProblem& problem, Stream) {
   auto* out = static_cast<std::uint16_t*>(problem.out.data);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (problem.slots.shape[0] > kTokensOfOneThread)
   for (std::int64_t token = 0; token < problem.slots.shape[0]; ++token) {
     gather_token(problem, record_of(problem.cache, problem.slots, token), out + token * problem.out.strides[0]);
   }
@@ -145,7 +146,7 @@ void rotate_rope(const TensorView& input, const MutableTensorView& output, Strea
     return row / heads / input.shape[1] * view.strides[0] + row / heads % input.shape[1] * view.strides[1] +
            row % heads * view.strides[2];
   };
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows > kTokensOfOneThread)
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto* source = static_cast<const std::uint16_t*>(input.data) + offset(input, row);
     auto* target = static_cast<std::uint16_t*>(output.data) + offset(output, row);

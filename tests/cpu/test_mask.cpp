@@ -1,6 +1,8 @@
 // The mask's arithmetic where lengths are as long as validation accepts.
 #include <gtest/gtest.h>
 
+#include <cstdint>
+
 #include "api/mask.h"
 #include "api/view_checks.h"
 
@@ -30,6 +32,17 @@ TEST(Mask, L_BottomRightAligned) {
       }
     }
   }
+}
+
+TEST(Mask, H_LengthsAreClampedAndIndicesChecked) {
+  EXPECT_EQ(clamped_length(-1, 10), 0);
+  EXPECT_EQ(clamped_length(0, 10), 0);
+  EXPECT_EQ(clamped_length(10, 10), 10);
+  EXPECT_EQ(clamped_length(11, 10), 10);
+  EXPECT_EQ(clamped_length(0x7FFFFFFFFFFFFFFF, kLongest), kLongest);
+  EXPECT_EQ(clamped_length(-0x7FFFFFFFFFFFFFFF, kLongest), 0);
+  EXPECT_TRUE(is_among(0, 3) && is_among(2, 3));
+  EXPECT_FALSE(is_among(-1, 3) || is_among(3, 3) || is_among(0, 0) || is_among(std::int64_t{1} << 40, 3));
 }
 
 }  // namespace
