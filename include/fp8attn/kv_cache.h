@@ -64,8 +64,9 @@ inline constexpr std::int64_t kRecordRopeOffset = kLatentDim + 4 * 4;
 // both. Other slots, and what lies between records, keep their bytes.
 //
 // scale = amax / 448 over the finite values that share it, at least 2^-100; stored = e4m3(real * (1 / scale)). Unlike
-// quantize() this gives values that are all 0 the smallest scale, not 1: decoding bounds the weights of a block of
-// tokens by its largest scale, and a token of zeros should not raise it. kBF16 copies. CPU and CUDA give the same bits.
+// quantize() this gives values that are all 0 the smallest scale, not 1: decoding expresses weights relative to the
+// largest product of a probability and a scale, which a token of zeros should not raise. kBF16 copies. CPU and CUDA
+// give the same bits.
 //
 // Tensors: any strides with a contiguous last dim (slots: any strides at all). Cache on CUDA: 16-byte aligned base and
 // strides of a multiple of 16 bytes. The cache shares no memory with the inputs.

@@ -14,7 +14,7 @@ namespace {
 // Off a power of two, so that the transposed store of K does not hit the same few cache sets again and again.
 constexpr std::int64_t kKeyStride = kStepTokens + kColumnBlock;
 
-// P = 1, times the largest scale of a step, becomes this e4m3 number.
+// The largest weight of a row in a step becomes this e4m3 number.
 constexpr float kWeightTop = 256.0f;
 
 bool is_emulated(const MlaDecodeProblem& problem) {
@@ -83,6 +83,7 @@ MlaTile<T>::MlaTile(const MlaDecodeProblem& problem)
   position_.reserve(kStepTokens);
   if (weights_ == Weights::kExact) return;
   for (std::vector<T>& scales : scale_) scales.resize(kStepTokens);
+  largest_scale_.resize(kStepTokens);
   folded_.resize(kMlaTileRows * kStepTokens);
 }
 
@@ -149,7 +150,7 @@ template <class T>
 void MlaTile<T>::load_queries() {
   for (int row = 0; row < rows_; ++row) {
     load_query(row);
-    row_[row] = {.top = -std::numeric_limits<T>::infinity(), .sum = 0, .alpha = 0, .seen = 0, .empty = true};
+    row_[row] = {.top = -std::numeric_limits<T>::infinity(), .sum = 0, .alpha = 0, .unit = 1, .seen = 0, .empty = true};
   }
   std::fill(output_.begin(), output_.end(), T{0});
 }
@@ -187,6 +188,7 @@ void MlaTile<T>::load_tokens(int first, int end) {
     }
     if (weights_ == Weights::kExact) continue;
     for (int group = 0; group < kScaleGroups; ++group) scale_[group][i] = record_.scale[group];
+    largest_scale_[i] = *std::ranges::max_element(record_.scale);
   }
 }
 
@@ -208,27 +210,33 @@ void MlaTile<T>::softmax_step(int row) {
 
 template <class T>
 void MlaTile<T>::weigh_values() {
-  group_factor_.fill(T{1});
   if (weights_ == Weights::kExact) return multiply_values(score_.data(), 0, kLatentDim);
+  find_units();
   // One P serves all channels where they share a scale.
   const int groups = problem_.format == CacheFormat::kToken ? 1 : kScaleGroups;
   for (int group = 0; group < groups; ++group) {
     fold_scales(group);
     multiply_values(folded_.data(), group * kLatentDim / groups, static_cast<int>(kLatentDim / groups));
   }
-  if (groups == 1) group_factor_.fill(group_factor_[0]);
 }
 
-// P times the scale of its token, relative to the largest scale of the step, in e4m3.
+// So that the largest weight of a row, whatever its token's scale, uses the range of e4m3.
+template <class T>
+void MlaTile<T>::find_units() {
+  for (int row = 0; row < rows_; ++row) {
+    T largest = 0;
+    for (int i = 0; i < row_[row].seen; ++i) {
+      largest = std::max(largest, score_[row * kStepTokens + i] * largest_scale_[i]);
+    }
+    row_[row].unit = largest > 0 ? largest / kWeightTop : T{1};
+  }
+}
+
 template <class T>
 void MlaTile<T>::fold_scales(int group) {
-  const std::span<const T> scales(scale_[group].data(), position_.size());
-  const T bound = scales.empty() ? T{1} : *std::ranges::max_element(scales);
-  const T factor = bound > 0 ? kWeightTop / bound : T{0};
-  group_factor_[group] = bound / kWeightTop;
   for (int row = 0; row < rows_; ++row) {
     for (int i = 0; i < row_[row].seen; ++i) {
-      const T weight = score_[row * kStepTokens + i] * (scales[i] * factor);
+      const T weight = score_[row * kStepTokens + i] * scale_[group][i] / row_[row].unit;
       folded_[row * kStepTokens + i] = e4m3_to_float(e4m3_from_float(static_cast<float>(weight)));
     }
   }
@@ -266,9 +274,7 @@ void MlaTile<T>::fold() {
     if (row_[row].seen == 0) continue;
     T* output = &output_[row * kLatentDim];
     const T* step = &step_output_[row * kLatentDim];
-    for (std::int64_t i = 0; i < kLatentDim; ++i) {
-      output[i] = output[i] * row_[row].alpha + step[i] * group_factor_[i / kGroupDim];
-    }
+    for (std::int64_t i = 0; i < kLatentDim; ++i) output[i] = output[i] * row_[row].alpha + step[i] * row_[row].unit;
   }
 }
 

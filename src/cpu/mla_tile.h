@@ -32,6 +32,7 @@ class MlaTile {
     T top;       // running maximum of the signed scores
     T sum;       // running denominator
     T alpha;     // what the last step multiplies the earlier ones by
+    T unit;      // kFolded: what a weight of 1 of the last step stands for
     int seen;    // tokens of this step that the row sees
     bool empty;  // has seen none so far
   };
@@ -39,7 +40,7 @@ class MlaTile {
   // How a token's probability becomes the factor of its value.
   enum class Weights : std::uint8_t {
     kExact,   // as it is
-    kFolded,  // times the token's scales, then e4m3
+    kFolded,  // times the token's scales and relative to the largest such weight of the row, then e4m3
   };
 
   void load_queries();
@@ -48,6 +49,7 @@ class MlaTile {
   void load_tokens(int first, int end);
   void softmax_step(int row);
   void weigh_values();
+  void find_units();
   void fold_scales(int group);
   void multiply_values(const T* weights, std::int64_t first_column, int columns);
   void fold();
@@ -69,11 +71,11 @@ class MlaTile {
   int length_ = 0;             // tokens of the sequence, or indices of the query
   std::vector<int> position_;  // of the step's tokens in the sequence, ascending
   StoredRecord record_;
-  std::array<T, kScaleGroups> group_factor_;        // what the step's output of each 128 channels is multiplied by
   std::vector<float> line_;                         // one query
   std::vector<T> query_;                            // [kMlaTileRows, 576]
   std::vector<T> key_;                              // [576, kStepTokens + kColumnBlock]: transposed
   std::vector<T> value_;                            // [kStepTokens, 512]
+  std::vector<T> largest_scale_;                    // [kStepTokens]: of the groups of a token, kFolded only
   std::array<std::vector<T>, kScaleGroups> scale_;  // [kStepTokens]: of the step's tokens, kFolded only
   std::vector<T> score_;                            // [kMlaTileRows, kStepTokens]
   std::vector<T> folded_;                           // [kMlaTileRows, kStepTokens], kFolded only

@@ -195,6 +195,48 @@ TEST_F(CudaKvCache, F_EqualTheCpu) {
   }
 }
 
+// A cache of more than 2^32 bytes, of which the first and the last records are written and read.
+TEST_F(CudaKvCache, D_CacheBeyondFourGigabytes) {
+  constexpr std::int64_t kPages = 110000, kRow = 64 * 656;
+  ASSERT_GT(kPages * kRow, std::int64_t{1} << 32);
+  const Device where = cuda_->device();
+  void* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, kPages * kRow), cudaSuccess);
+  const CacheCase test{.tokens = 4};
+  Memory buffers(*cuda_);
+  const std::int32_t slots[] = {0, kPages * 64 - 1, kPages * 32, kPages * 64};
+  Bytes slot_data(sizeof slots);
+  std::memcpy(slot_data.data(), slots, sizeof slots);
+  const Bytes rows = random_rows(row_elements(test), 1);
+  void* out = buffers.put(Bytes(rows.size(), kFill));
+  AppendMlaProblem problem;
+  problem.latent = rows_view<TensorView>(buffers.put(rows), test, kLatentDim, where);
+  problem.rope = rows_view<TensorView>(buffers.put(rows), test, kRopeDim, where);
+  problem.slots = slots_view(buffers.put(slot_data), test, where);
+  problem.cache = MutableTensorView::contiguous(memory, DType::kU8, {kPages, 64, 656}, where);
+  append_mla(problem);
+  GatherMlaProblem back;
+  back.cache = problem.cache;
+  back.slots = problem.slots;
+  back.out = rows_view<MutableTensorView>(out, test, kMlaDim, where);
+  gather_mla(back);
+  const Bytes far = buffers.get(0);
+  // The same four tokens in a small cache.
+  Memory small(*cuda_);
+  void* near_out = small.put(Bytes(rows.size(), kFill));
+  problem.cache = MutableTensorView::contiguous(small.put(Bytes(4 * 656)), DType::kU8, {4, 1, 656}, where);
+  const std::int32_t near_slots[] = {0, 1, 2, 4};
+  std::memcpy(slot_data.data(), near_slots, sizeof near_slots);
+  problem.slots = slots_view(small.put(slot_data), test, where);
+  append_mla(problem);
+  back.cache = problem.cache;
+  back.slots = problem.slots;
+  back.out = rows_view<MutableTensorView>(near_out, test, kMlaDim, where);
+  gather_mla(back);
+  expect_same(far, small.get(0), "gather_mla");
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+}
+
 // Every code and many scales, NaN and infinite ones included.
 TEST_F(CudaKvCache, F_GatherOfAnyBytes) {
   for (CacheFormat format : {CacheFormat::kBF16, CacheFormat::kTensor, CacheFormat::kToken128, CacheFormat::kToken}) {

@@ -103,6 +103,31 @@ TEST_F(CudaMlaCalls, M_ReturnsBeforeTheWorkIsDone) {
   });
 }
 
+// The records of a case in a cache whose pages lie 400 MB apart: byte offsets beyond 2^32.
+TEST_F(CudaMlaCalls, D_CacheBeyondFourGigabytes) {
+  constexpr std::int64_t kPageStride = std::int64_t{400} << 20;  // bytes
+  for_each_kind([&](MlaCase test) {
+    test.lengths = {500, 200};
+    const MlaInputs inputs = make_mla_inputs(test);
+    ASSERT_GT(inputs.pages * kPageStride, std::int64_t{1} << 32);
+    MlaRun run(*device_, test, inputs);
+    const PrefillOutput want = run_mla(*device_, test, inputs);
+    const std::int64_t element = size_of(record_dtype(test.format)),
+                       page_bytes = test.page_size * record_bytes(test.format);
+    void* memory = nullptr;
+    expect_success(cudaMalloc(&memory, inputs.pages * kPageStride));
+    for (std::int64_t page = 0; page < inputs.pages; ++page) {
+      expect_success(cudaMemcpy(static_cast<std::uint8_t*>(memory) + page * kPageStride,
+                                inputs.cache.data() + page * page_bytes, page_bytes, cudaMemcpyHostToDevice));
+    }
+    run.problem().cache.data = memory;
+    run.problem().cache.strides[0] = kPageStride / element;
+    run.launch();
+    EXPECT_TRUE(run.read() == want);
+    expect_success(cudaFree(memory));
+  });
+}
+
 // The workspace depends on shapes, not on lengths.
 TEST_F(CudaMlaCalls, K_WorkspaceDoesNotDependOnLengths) {
   for_each_kind([&](const MlaCase& test) {
