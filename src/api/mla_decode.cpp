@@ -1,5 +1,8 @@
 #include "fp8attn/mla_decode.h"
 
+#include <algorithm>
+#include <string>
+
 #include "api/dispatch.h"
 #include "api/select_mla_variant.h"
 #include "api/validate.h"
@@ -12,8 +15,10 @@ MlaSelection check(const MlaDecodeProblem& problem) {
   selection.reasons = validate(problem);
   const auto device = device_reason("q.device", problem.q.device);
   if (device) selection.reasons.push_back(*device);
-  const bool known = !device && std::string_view(name_of(problem.format)) != "?";
-  if (known) {
+  // A device or a format that does not exist has no rows, which says nothing more.
+  const bool known_format =
+      std::ranges::none_of(selection.reasons, [](const Reason& reason) { return reason.argument == "format"; });
+  if (!device && known_format) {
     const MlaSelection found = select_mla_variant(problem, mla_decode_variants());
     selection.variant = found.variant;
     selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());

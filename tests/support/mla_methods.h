@@ -24,8 +24,8 @@ MlaTolerance mla_tolerance_for(const MlaCase& test, DeviceKind device);
 // Output and lse of every form of a case against float64. The forms differ in arithmetic only.
 ::testing::AssertionResult mla_matches_reference(TestDevice& device, const std::vector<MlaCase>& forms);
 
-// The tolerance refuses zeros, one head copied over another, a scale left out, the last token left out, lse off by
-// log 448, and lse of the sink.
+// The tolerance refuses zeros, one head copied over another, a scale left out, a token too many, and lse off by log
+// 448.
 ::testing::AssertionResult mla_tolerance_refuses_faults(TestDevice& device, const MlaCase& test);
 
 // NaN in tails of pages, in pages of no sequence and between records, table entries past the length that name no page,
