@@ -66,16 +66,10 @@ struct Vector {
 
   std::uint32_t registers[kRegisters] = {};
 
-  __device__ void load(const void* source) {
-    const Word word = *static_cast<const Word*>(source);
-    if constexpr (kBytes == 16) {
-      registers[0] = word.x, registers[1] = word.y, registers[2] = word.z, registers[3] = word.w;
-    } else if constexpr (kBytes == 8) {
-      registers[0] = word.x, registers[1] = word.y;
-    } else {
-      registers[0] = word;
-    }
-  }
+  __device__ void load(const void* source) { take(*static_cast<const Word*>(source)); }
+
+  // The same for memory that is read for the last time: it leaves the L2 cache first.
+  __device__ void load_last(const void* source) { take(__ldcs(static_cast<const Word*>(source))); }
 
   __device__ void store(void* target) const {
     if constexpr (kBytes == 16) {
@@ -93,6 +87,17 @@ struct Vector {
     constexpr int kPerRegister = 4 / kElementBytes;
     constexpr std::uint32_t kMask = kElementBytes == 2 ? 0xFFFFu : 0xFFu;
     return registers[i / kPerRegister] >> (i % kPerRegister * kElementBytes * 8) & kMask;
+  }
+
+ private:
+  __device__ void take(const Word& word) {
+    if constexpr (kBytes == 16) {
+      registers[0] = word.x, registers[1] = word.y, registers[2] = word.z, registers[3] = word.w;
+    } else if constexpr (kBytes == 8) {
+      registers[0] = word.x, registers[1] = word.y;
+    } else {
+      registers[0] = word;
+    }
   }
 };
 

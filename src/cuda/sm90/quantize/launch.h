@@ -9,18 +9,37 @@
 #include "cuda/launch/check.h"
 #include "cuda/sm90/quantize/elements.h"
 #include "cuda/sm90/quantize/row_space.h"
+#include "cuda/sm90/quantize/start.h"
 
 namespace fp8attn::cuda {
+
+struct Grid {
+  std::int64_t blocks;
+  int threads;
+  int shared_bytes = 0;  // dynamic
+};
+
+template <class... Parameters, class... Arguments>
+void launch_blocks(void (*kernel)(Parameters...), Grid grid, Start start, Stream stream, Arguments... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid.blocks));
+  config.blockDim = dim3(grid.threads);
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = start == Start::kEarly ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "quantize", "cudaLaunchKernelEx");
+}
 
 // One block a tile. Kernels stride by the grid, since there can be more tiles than a grid has blocks.
 template <class... Parameters, class... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t tiles, int threads, Stream stream,
                   Arguments... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, 0x7FFFFFFF)));
-  config.blockDim = dim3(threads);
-  config.stream = stream;
-  check(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), "quantize", "cudaLaunchKernelEx");
+  launch_blocks(kernel, Grid{std::min<std::int64_t>(tiles, 0x7FFFFFFF), threads}, Start::kBehindTheLast, stream,
+                arguments...);
 }
 
 template <class Element>

@@ -1,25 +1,14 @@
 // Into the packed layout of V: [b, s, h, d] to [b, h, d, packed_length(s)], converted on the way or as it is.
-//
-// A block transposes a tile of kTileTokens x kTileChannels through shared memory. A lane reads the four tokens of one
-// aligned group of four packed positions, so that each of its channels makes one 32-bit word without a shuffle.
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/sm90/quantize/kernels.h"
 #include "cuda/sm90/quantize/launch.h"
+#include "cuda/sm90/quantize/pack_tile.cuh"
 #include "cuda/sm90/quantize/scale_policy.cuh"
 
 namespace fp8attn::cuda {
 namespace {
-
-constexpr int kPackThreads = 256;
-constexpr int kWarps = kPackThreads / 32;
-constexpr int kTileTokens = 256;  // 256 contiguous bytes of output a channel
-constexpr int kTileChannels = 64;
-constexpr int kTileGroups = kTileTokens / 16;
-constexpr int kGroupsPerWarp = kTileGroups / kWarps;  // read at once: 8 loads of 16 bytes a thread
-constexpr int kTileWords = kTileTokens / 4;           // words of a channel in shared memory
-constexpr int kTileChunks = kTileTokens / 16;         // 16-byte chunks of a channel
 
 struct PackSpace {
   std::int64_t input_batch, input_token, input_head;
@@ -36,56 +25,19 @@ struct NoScale {
   static constexpr bool kPerColumn = false;
 };
 
+template <class Shape>
 struct PackTile {
   std::int64_t batch;
   int head, token, channel;  // the first of the tile
 
   // Tiles that run at the same time lie side by side in a [b, s, h, d] input.
   __device__ PackTile(const PackSpace& space, std::int64_t tile) {
-    channel = static_cast<int>(tile % space.channel_tiles) * kTileChannels;
+    channel = static_cast<int>(tile % space.channel_tiles) * Shape::kChannels;
     tile /= space.channel_tiles;
     head = static_cast<int>(tile % space.heads);
     tile /= space.heads;
-    token = static_cast<int>(tile % space.token_tiles) * kTileTokens;
+    token = static_cast<int>(tile % space.token_tiles) * Shape::kTokens;
     batch = tile / space.token_tiles;
-  }
-};
-
-// Shared memory: word w of channel c, positions 4w..4w+3 of the tile, at [c][w ^ swizzle(c)]. Lanes that read
-// neighbouring vectors write channels kCount apart; the swizzle sends them to different banks and leaves the four words
-// of a 16-byte chunk together.
-template <class Access>
-__device__ int swizzle(int channel) {
-  return (channel / Access::kCount & 7) << 2;
-}
-
-// The token at byte k of a lane's word: position 4i + k of a group of 16 holds token 8(k / 2) + 2i + k % 2, where i is
-// the quarter of the warp that the lane is in.
-__device__ int token_of_byte(int quarter, int k) { return 8 * (k >> 1) + 2 * quarter + (k & 1); }
-
-// Four tokens of one vector of channels; zeros where there is no token.
-template <class Access>
-struct Quad {
-  typename Access::Values rows[4];
-
-  // source: the vector of the group's first token. kWhole: all 16 tokens exist, else `tokens` of them (or none).
-  template <bool kWhole>
-  __device__ void load(const typename Access::Storage* __restrict__ source, std::int64_t token_stride, int quarter,
-                       int tokens) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int token = token_of_byte(quarter, k);
-      if (kWhole || token < tokens) rows[k].load(source + token * token_stride);
-    }
-  }
-
-  __device__ std::uint32_t moved_word(int c) const {
-    return rows[0].bits(c) | rows[1].bits(c) << 8 | rows[2].bits(c) << 16 | rows[3].bits(c) << 24;
-  }
-
-  __device__ std::uint32_t converted_word(int c, const float (&inverse)[4]) const {
-    const auto real = [&](int k) { return scaled(Access::real(rows[k], c), inverse[k]); };
-    return e4m3_pair(real(0), real(1)) | e4m3_pair(real(2), real(3)) << 16;
   }
 };
 
@@ -96,8 +48,7 @@ __device__ void words_of(const Quad<Access>& quad, const float* __restrict__ sca
                          int quarter, int tokens, std::uint32_t (&words)[Access::kCount]) {
   constexpr int kCount = Access::kCount;
   if constexpr (std::is_same_v<Scale, NoScale>) {
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) words[c] = quad.moved_word(c);
+    quad.move(words);
   } else if constexpr (Scale::kPerColumn) {
     float inverse[kCount];
     load_inverses(scale, inverse);
@@ -119,87 +70,52 @@ __device__ void words_of(const Quad<Access>& quad, const float* __restrict__ sca
   }
 }
 
-// Fills the tile in shared memory. A warp takes groups of 16 tokens; its lanes take 8 neighbouring vectors of the four
-// quarters of the group, which meet 32 different banks. Channels and groups past the end are left as they are.
-template <class Access, class Scale>
-__device__ void fill_tile(const typename Access::Storage* __restrict__ input, const float* __restrict__ scale,
-                          const PackSpace& space, const PackTile& tile, std::uint32_t* tile_words) {
-  constexpr int kCount = Access::kCount;
-  const int warp = threadIdx.x / 32, quarter = threadIdx.x % 32 / 8, lane = threadIdx.x % 8;
-  const std::int64_t group_stride = 16 * space.input_token, scale_stride = 16 * space.scale.token;
+// Fills the tile in shared memory. Channels and groups past the end are left as they are.
+template <class Shape, class Scale>
+__device__ void fill_tile(const typename Shape::Access::Storage* __restrict__ input, const float* __restrict__ scale,
+                          const PackSpace& space, const PackTile<Shape>& tile, std::uint32_t* tile_words) {
   const int tokens = space.tokens - tile.token;
-  for (int channel = lane * kCount; channel < kTileChannels; channel += 8 * kCount) {
+  constexpr int kStep = Shape::kLaneVectors * Shape::kCount;
+  for (int channel = Shape::vector() * Shape::kCount; channel < Shape::kChannels; channel += kStep) {
     if (tile.channel + channel >= space.channels) break;
-    Quad<Access> quads[kGroupsPerWarp];
-    // Two branches, so that all loads are under way before the first is used (see RowBatch).
-    if (tokens >= kTileTokens) {
+    LaneQuads<Shape> lane;
+    lane.load(input + channel, space.input_token, tokens);
 #pragma unroll
-      for (int g = 0; g < kGroupsPerWarp; ++g) {
-        const int group = warp + g * kWarps;
-        quads[g].template load<true>(input + channel + group * group_stride, space.input_token, quarter, 16);
-      }
-    } else {
-#pragma unroll
-      for (int g = 0; g < kGroupsPerWarp; ++g) {
-        const int group = warp + g * kWarps;
-        quads[g].template load<false>(input + channel + group * group_stride, space.input_token, quarter,
-                                      tokens - 16 * group);
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < kGroupsPerWarp; ++g) {
-      const int group = warp + g * kWarps;
-      std::uint32_t words[kCount];
-      words_of<Access, Scale>(quads[g], scale + (Scale::kPerColumn ? channel : group * scale_stride), space.scale.token,
-                              quarter, tokens - 16 * group, words);
-#pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        tile_words[(channel + c) * kTileWords + ((4 * group + quarter) ^ swizzle<Access>(channel))] = words[c];
-      }
-    }
-  }
-}
-
-// Writes the tile: 16 lanes a channel.
-template <class Access>
-__device__ void write_tile(const std::uint32_t* tile_words, std::uint8_t* __restrict__ output, const PackSpace& space,
-                           const PackTile& tile) {
-  const std::int64_t line = (tile.batch * space.heads + tile.head) * space.channels + tile.channel;
-  for (int chunk = threadIdx.x; chunk < kTileChannels * kTileChunks; chunk += kPackThreads) {
-    const int channel = chunk / kTileChunks, part = chunk % kTileChunks;
-    const std::int64_t position = tile.token + static_cast<std::int64_t>(part) * 16;
-    if (tile.channel + channel >= space.channels || position >= space.length) continue;
-    Vector<1, 16> codes;
-    codes.load(tile_words + channel * kTileWords + (4 * part ^ swizzle<Access>(channel)));
-    std::uint8_t* target = output + (line + channel) * space.length + position;
-    if (space.wide_stores) {
-      codes.store(target);
-    } else {
-      for (int i = 0; i < 16; ++i) target[i] = static_cast<std::uint8_t>(codes.bits(i));
+    for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+      const int group = Shape::group(g);
+      std::uint32_t words[Shape::kCount];
+      words_of<typename Shape::Access, Scale>(lane.quads[g],
+                                              scale + (Scale::kPerColumn ? channel : group * 16 * space.scale.token),
+                                              space.scale.token, Shape::quarter(), tokens - 16 * group, words);
+      store_words<Shape>(words, channel, g, tile_words);
     }
   }
 }
 
 // Tiles from the last to the first: the end of the input is what the amax pass has left in the L2 cache.
-template <class Access, class Scale>
+template <class Shape, class Scale>
 __global__ void __launch_bounds__(kPackThreads, 2)
-    pack_tiles(const typename Access::Storage* __restrict__ input, std::uint8_t* __restrict__ output,
+    pack_tiles(const typename Shape::Access::Storage* __restrict__ input, std::uint8_t* __restrict__ output,
                const float* __restrict__ scale, const __grid_constant__ PackSpace space) {
-  __shared__ __align__(16) std::uint32_t tile_words[kTileChannels * kTileWords];
+  __shared__ __align__(16) std::uint32_t tile_words[Shape::kChannels * Shape::kWords];
   cudaTriggerProgrammaticLaunchCompletion();  // a prefill that waits for this kernel may begin its prologue
+  cudaGridDependencySynchronize();
   for (std::int64_t index = blockIdx.x; index < space.tiles; index += gridDim.x) {
-    const PackTile tile(space, space.tiles - 1 - index);
+    const PackTile<Shape> tile(space, space.tiles - 1 - index);
     const std::int64_t first_input =
         tile.batch * space.input_batch + tile.token * space.input_token + tile.head * space.input_head + tile.channel;
     const std::int64_t first_scale = tile.batch * space.scale.batch + tile.token * space.scale.token +
                                      tile.head * space.scale.head + (Scale::kPerColumn ? tile.channel : 0);
-    fill_tile<Access, Scale>(input + first_input, scale + first_scale, space, tile, tile_words);
+    fill_tile<Shape, Scale>(input + first_input, scale + first_scale, space, tile, tile_words);
     __syncthreads();
-    write_tile<Access>(tile_words, output, space, tile);
+    const std::int64_t line = (tile.batch * space.heads + tile.head) * space.channels + tile.channel;
+    write_tile<Shape>(tile_words, output + line * space.length + tile.token, space.length,
+                      space.channels - tile.channel, space.length - tile.token, space.wide_stores);
     __syncthreads();
   }
 }
 
+template <class Shape>
 PackSpace make_pack_space(const TensorView& input, const MutableTensorView& output) {
   const auto tiles_of = [](std::int64_t size, int tile) { return static_cast<int>((size + tile - 1) / tile); };
   PackSpace space{};
@@ -210,8 +126,8 @@ PackSpace make_pack_space(const TensorView& input, const MutableTensorView& outp
   space.tokens = static_cast<int>(input.shape[1]);
   space.heads = static_cast<int>(input.shape[2]);
   space.channels = static_cast<int>(input.shape[3]);
-  space.token_tiles = tiles_of(space.length, kTileTokens);
-  space.channel_tiles = tiles_of(space.channels, kTileChannels);
+  space.token_tiles = tiles_of(space.length, Shape::kTokens);
+  space.channel_tiles = tiles_of(space.channels, Shape::kChannels);
   space.tiles = input.shape[0] * space.heads * space.token_tiles * space.channel_tiles;
   space.wide_stores = reinterpret_cast<std::uintptr_t>(output.data) % 16 == 0;
   return space;
@@ -220,23 +136,35 @@ PackSpace make_pack_space(const TensorView& input, const MutableTensorView& outp
 }  // namespace
 
 void launch_pack(const QuantizeProblem& problem, Stream stream) {
-  PackSpace space = make_pack_space(problem.input, problem.output);
-  space.scale = scale_strides(problem);
   with_access(problem.input.dtype, use_vectors(problem.input, nullptr), [&]<class Access>(Access) {
-    const auto kernel = problem.granularity == ScaleGranularity::kChannel ? pack_tiles<Access, ScalePerColumn>
-                                                                          : pack_tiles<Access, ScalePerRow>;
+    using Shape = PackTileShape<Access>;
+    PackSpace space = make_pack_space<Shape>(problem.input, problem.output);
+    space.scale = scale_strides(problem);
+    const auto kernel = problem.granularity == ScaleGranularity::kChannel ? pack_tiles<Shape, ScalePerColumn>
+                                                                          : pack_tiles<Shape, ScalePerRow>;
     launch_tiles(kernel, space.tiles, kPackThreads, stream, input_data<typename Access::Storage>(problem.input),
                  static_cast<std::uint8_t*>(problem.output.data), static_cast<const float*>(problem.scale.data), space);
   });
 }
 
+template <class Shape>
+void launch_move(const TensorView& input, const MutableTensorView& output, Stream stream) {
+  const PackSpace space = make_pack_space<Shape>(input, output);
+  launch_blocks(pack_tiles<Shape, NoScale>, Grid{std::min<std::int64_t>(space.tiles, 0x7FFFFFFF), kPackThreads},
+                Start::kEarly, stream, input_data<std::uint8_t>(input), static_cast<std::uint8_t*>(output.data),
+                static_cast<const float*>(nullptr), space);
+}
+
 void launch_pack_v(const TensorView& input, const MutableTensorView& output, Stream stream) {
-  // 8 bytes at a time fill the lanes of a tile of 64 channels.
-  const bool vectors = input.shape[3] % 8 == 0 && rows_aligned(input, 8);
-  const auto kernel = vectors ? pack_tiles<Access<E4M3, 8>, NoScale> : pack_tiles<Access<E4M3, 1>, NoScale>;
-  const PackSpace space = make_pack_space(input, output);
-  launch_tiles(kernel, space.tiles, kPackThreads, stream, input_data<std::uint8_t>(input),
-               static_cast<std::uint8_t*>(output.data), static_cast<const float*>(nullptr), space);
+  // 32 KB a block where rows can be read by 16 bytes; the vectors of 8 are for rows that cannot.
+  const std::int64_t channels = input.shape[3];
+  const bool wide = rows_aligned(input, 16);
+  if (wide && channels % 128 == 0) return launch_move<PackTileShape<Access<E4M3, 16>, 256, 128>>(input, output, stream);
+  if (wide && channels % 64 == 0) return launch_move<PackTileShape<Access<E4M3, 16>, 512, 64>>(input, output, stream);
+  if (channels % 8 == 0 && rows_aligned(input, 8)) {
+    return launch_move<PackTileShape<Access<E4M3, 8>>>(input, output, stream);
+  }
+  launch_move<PackTileShape<Access<E4M3, 1>>>(input, output, stream);
 }
 
 }  // namespace fp8attn::cuda
