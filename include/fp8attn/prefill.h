@@ -34,7 +34,8 @@ const char* name_of(PMode mode);
 // it.
 //
 // A row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of traffic an
-// element, which a V that is used again can be spared (pack_v(), quantize()). Nothing else needs a workspace.
+// element, which a V that is used again can be spared (pack_v(), quantize()). Beside it only `quantize` needs a
+// workspace.
 //
 // Packed V: positions of tokens >= s_kv belong to the format and must hold 0, as quantize() and pack_v() write them.
 // They take part in products with 0, where NaN would spread.
@@ -60,6 +61,10 @@ struct PrefillProblem {
   // changes no weight, but every logit of query i by softmax_scale * q_i . vector: that is the lse_bias.
   std::optional<TensorView> v_mean;    // [b, h_kv, d_v] f32: added to out, but not to rows that see no key
   std::optional<TensorView> lse_bias;  // [b, h_q, s_q] f32: added to lse, which must be given
+
+  // 16-bit q, k and v (CPU: f32 too), 8-bit arithmetic: they become e4m3 in the workspace as the recipe says, in two
+  // launches before the attention. No scale, v_mean or lse_bias may be given, and v is row-major.
+  std::optional<QuantizeRecipe> quantize;
 
   VLayout v_layout = VLayout::kRowMajor;
   std::optional<float> softmax_scale;  // finite; default 1 / sqrt(d_qk)

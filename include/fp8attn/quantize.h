@@ -21,6 +21,27 @@ enum class ScaleGranularity : std::uint8_t {
 // "tensor", "head", "batch-head", "token-head", "channel".
 const char* name_of(ScaleGranularity granularity);
 
+// How prefill() makes e4m3 of 16-bit q, k and v (PrefillProblem::quantize). Scales are amax / 448 as in quantize(), k
+// having one per batch entry and head. The figures are relative errors of the output on data like a language model's,
+// with outlier channels (docs/kernels/quantize.md).
+struct QuantizeRecipe {
+  ScaleGranularity q_scale = ScaleGranularity::kTokenHead;  // kTokenHead or kBatchHead
+  ScaleGranularity v_scale = ScaleGranularity::kBatchHead;  // kBatchHead or kChannel
+
+  // Subtract from the keys of each batch entry and head their mean over the tokens, which changes no softmax weight.
+  // lse gets it back.
+  bool smooth_k = false;
+
+  // Multiply the channels of q and k by one orthonormal matrix, which changes no logit but spreads an outlier over all
+  // channels: random signs, then a Hadamard matrix. Head dims 64, 128, 256, and 192 as 128 and 64. A q or k that is not
+  // finite makes all channels of its row so.
+  bool hadamard = false;
+  std::uint32_t hadamard_seed = 0;  // of the signs
+
+  // Subtract from V the mean of each batch entry, head and channel over the tokens. Out gets it back.
+  bool center_v = false;
+};
+
 // Layout of V in memory.
 //
 // kRowMajor: [b, s, h, d], like K.

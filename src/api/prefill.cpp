@@ -4,6 +4,7 @@
 #include <array>
 
 #include "api/dispatch.h"
+#include "api/qkv_quantization.h"
 #include "api/validate.h"
 
 namespace fp8attn {
@@ -11,7 +12,8 @@ namespace {
 
 // Whether nothing is wrong with what the choice of a variant looks at: the head dims, and values of enums.
 bool knows_what_to_select(const std::vector<Reason>& reasons) {
-  constexpr std::array kArguments = {"q.shape", "v.shape", "v_layout", "p_mode"};
+  constexpr std::array kArguments = {"q.shape", "k.shape",          "v.shape",         "v_layout",
+                                     "p_mode",  "quantize.q_scale", "quantize.v_scale"};
   return std::ranges::none_of(reasons, [&](const Reason& reason) {
     return std::ranges::find(kArguments, reason.argument) != kArguments.end();
   });
@@ -22,11 +24,16 @@ Selection check(const PrefillProblem& problem) {
   selection.reasons = validate(problem);
   if (auto reason = device_reason("q.device", problem.q.device)) selection.reasons.push_back(*std::move(reason));
   if (knows_what_to_select(selection.reasons)) {
-    const Selection found = select_variant(problem, prefill_variants());
+    const Selection found =
+        select_variant(problem.quantize ? lay_out(problem, nullptr).attention : problem, prefill_variants());
     selection.variant = found.variant;
     selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());
   }
   return selection;
+}
+
+std::size_t workspace_size(const PrefillProblem& problem, const PrefillVariant& variant) {
+  return problem.quantize ? lay_out(problem, nullptr).bytes : variant.workspace_size(problem);
 }
 
 }  // namespace
@@ -36,15 +43,18 @@ Support supports(const PrefillProblem& problem) { return to_support(check(proble
 std::size_t workspace_size(const PrefillProblem& problem) {
   const Selection selection = check(problem);
   throw_first("workspace_size", selection.reasons);
-  return selection.variant->workspace_size(problem);
+  return workspace_size(problem, *selection.variant);
 }
 
 void prefill(const PrefillProblem& problem, Workspace workspace, Stream stream) {
   const Selection selection = check(problem);
   throw_first("prefill", selection.reasons);
-  throw_first("prefill", validate(workspace, selection.variant->workspace_size(problem)));
+  throw_first("prefill", validate(workspace, workspace_size(problem, *selection.variant)));
   if (problem.out.count() == 0) return;
-  selection.variant->launch(problem, workspace, stream);
+  if (!problem.quantize) return selection.variant->launch(problem, workspace, stream);
+  const QkvWorkspace quantized = lay_out(problem, workspace.data);
+  quantize_qkv(quantized.quantization, stream);
+  selection.variant->launch(quantized.attention, {}, stream);  // of a packed V, which needs no workspace
 }
 
 }  // namespace fp8attn

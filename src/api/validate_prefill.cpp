@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "api/rotation.h"
 #include "api/scale_shape.h"
 #include "api/validate.h"
 #include "api/view_checks.h"
@@ -179,6 +180,30 @@ void check_enums(std::vector<Reason>& reasons, const PrefillProblem& problem) {
   check_enum(reasons, "cpu_arithmetic", problem.cpu_arithmetic, {kFloat32, kFloat64, kEmulated, kEmulated13});
 }
 
+// What a recipe asks of the tensors beside the rules for those of 16 bits.
+void check_recipe(std::vector<Reason>& reasons, const PrefillProblem& problem, const Dims& n) {
+  if (!problem.quantize) return;
+  using enum ScaleGranularity;
+  const QuantizeRecipe& recipe = *problem.quantize;
+  if (problem.q.dtype == DType::kE4M3) {
+    reasons.push_back({"quantize", "a recipe for e4m3 tensors", "none: they are quantised already"});
+  }
+  if (problem.v_layout == VLayout::kPacked) {
+    reasons.push_back({"v_layout", "packed beside quantize", name_of(VLayout::kRowMajor)});
+  }
+  const auto check_granularity = [&](const char* name, ScaleGranularity got, ScaleGranularity first,
+                                     ScaleGranularity second) {
+    if (got == first || got == second) return;
+    reasons.push_back({name, name_text(got), or_text({name_of(first), name_of(second)})});
+  };
+  check_granularity("quantize.q_scale", recipe.q_scale, kTokenHead, kBatchHead);
+  check_granularity("quantize.v_scale", recipe.v_scale, kBatchHead, kChannel);
+  if (recipe.hadamard && n.d_qk != kAnyDim && !can_rotate(n.d_qk)) {
+    reasons.push_back(
+        {"quantize.hadamard", fmt::format("true with head dim {}", n.d_qk), "false, or head dim 64, 128, 192 or 256"});
+  }
+}
+
 // For views that nothing else is wrong with: the memory of others says nothing.
 void check_outputs_apart(std::vector<Reason>& reasons, const PrefillProblem& problem) {
   const auto check = [&](NamedView written) {
@@ -209,6 +234,7 @@ std::vector<Reason> validate(const PrefillProblem& problem) {
     reasons.push_back({"softmax_scale", fmt::format("{}", *problem.softmax_scale), "a finite value"});
   }
   check_enums(reasons, problem);
+  check_recipe(reasons, problem, dims);
   if (reasons.empty()) check_outputs_apart(reasons, problem);
   return reasons;
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "api/qkv_quantization.h"
 #include "fp8attn/quantize.h"
 
 namespace fp8attn::cpu {
@@ -13,6 +14,9 @@ namespace fp8attn::cpu {
 //   stored  = e4m3_from_float(real * inverse)
 void quantize(const QuantizeProblem& problem, Workspace workspace, Stream stream);
 void pack_v(const TensorView& input, const MutableTensorView& output, Stream stream);
+
+// In the order of arithmetic that QkvQuantization names.
+void quantize_qkv(const QkvQuantization& quantization);
 
 std::size_t quantize_workspace_size(const QuantizeProblem& problem);  // 0
 

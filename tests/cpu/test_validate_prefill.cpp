@@ -134,6 +134,49 @@ const BadPrefillCase kBadShapes[] = {
      },
      "v_mean.dtype",
      {"bf16", "f32"}},
+    {"RecipeForE4M3",
+     [](PrefillArguments& s) { s.problem.quantize.emplace(); },
+     "quantize",
+     {"e4m3", "quantised already"}},
+    {"RecipeWithPackedValue",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.quantize.emplace();
+       s.problem.v_layout = VLayout::kPacked;
+       s.problem.v = TensorView::contiguous(s.v, DType::kBF16, {2, 3, 32, 32});
+     },
+     "v_layout",
+     {"packed beside quantize", "row-major"}},
+    {"RecipeQueryScale",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.quantize = QuantizeRecipe{.q_scale = ScaleGranularity::kTensor};
+     },
+     "quantize.q_scale",
+     {"tensor", "token-head or batch-head"}},
+    {"RecipeValueScale",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.quantize = QuantizeRecipe{.v_scale = static_cast<ScaleGranularity>(17)};
+     },
+     "quantize.v_scale",
+     {"17 (not a value", "batch-head or channel"}},
+    {"RecipeRotation",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.q.shape[3] = s.problem.k.shape[3] = 48;
+       s.problem.quantize = QuantizeRecipe{.hadamard = true};
+     },
+     "quantize.hadamard",
+     {"head dim 48", "64, 128, 192 or 256"}},
+    {"RecipeWithScale",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.quantize.emplace();
+       s.problem.k_scale = s.scale({3});
+     },
+     "k_scale",
+     {"only e4m3 tensors have scales"}},
 };
 INSTANTIATE_TEST_SUITE_P(Shapes, BadPrefill, testing::ValuesIn(kBadShapes), CaseName());
 

@@ -42,12 +42,17 @@ class PinnedBytes {
   std::size_t size_;
 };
 
-// Both element paths: 8-bit with a packed V, and 16-bit.
+// Every path of launches: 8-bit with a packed V and with one that is packed first, 16-bit, 16-bit to 8.
 std::vector<PrefillCase> cases() {
   const Dims n{.b = 2, .s_q = 193, .s_kv = 333, .h_q = 4, .h_kv = 2, .d_qk = 128, .d_v = 128};
   return {{.name = "e4m3", .n = n, .causal = true, .v_layout = VLayout::kPacked},
           {.name = "e4m3_row_major", .n = n, .causal = true},
-          {.name = "bf16", .n = n, .dtype = DType::kBF16, .causal = true}};
+          {.name = "bf16", .n = n, .dtype = DType::kBF16, .causal = true},
+          {.name = "bf16_quantized",
+           .n = n,
+           .dtype = DType::kBF16,
+           .causal = true,
+           .quantize = QuantizeRecipe{.smooth_k = true, .hadamard = true, .center_v = true}}};
 }
 
 class CudaPrefillCalls : public ::testing::TestWithParam<PrefillCase> {

@@ -37,6 +37,7 @@ struct PrefillCase {
   std::optional<float> softmax_scale = {};
   ScaleForm q_scale = ScaleForm::kNone, k_scale = ScaleForm::kNone, v_scale = ScaleForm::kNone;
   bool addends = false;  // with a v_mean and an lse_bias
+  std::optional<QuantizeRecipe> quantize = {};
   // The size of the scales: around base, distinct for whatever has one of its own, never a power of two.
   float scale_base = 0.0137f;
   // Whether stored elements are the data divided by its scales, or the data itself.

@@ -181,6 +181,46 @@ void add_addends(Table& table) {
   }
 }
 
+// 16-bit tensors, 8-bit arithmetic: every member of a recipe alone and all together, odd lengths, groups of heads.
+void add_recipes(Table& table) {
+  using enum ScaleGranularity;
+  const std::pair<const char*, QuantizeRecipe> recipes[] = {
+      {"plain", {}},
+      {"head", {.q_scale = kBatchHead}},
+      {"channel", {.v_scale = kChannel}},
+      {"smooth", {.smooth_k = true}},
+      {"hadamard", {.hadamard = true, .hadamard_seed = 77}},
+      {"center", {.center_v = true}},
+      {"all", {.smooth_k = true, .hadamard = true, .center_v = true}},
+      {"all_head_channel", {kBatchHead, kChannel, true, true, 1, true}}};
+  for (const auto& [name, recipe] : recipes) {
+    for (std::int64_t d : {64, 128}) {
+      for (auto [s_q, s_kv] : {std::pair{193, 333}, {150, 90}}) {
+        table.add({.name = fmt::format("F_recipe_{}_{}x{}_d{}", name, s_q, s_kv, d),
+                   .n = {.b = 2, .s_q = s_q, .s_kv = s_kv, .h_q = 6, .h_kv = 2, .d_qk = d, .d_v = d},
+                   .dtype = d == 64 ? DType::kFP16 : DType::kBF16,
+                   .causal = true,
+                   .quantize = recipe});
+      }
+    }
+    if (std::string(name) != "plain" && std::string(name) != "all") continue;
+    for (DataSet data : {DataSet::kNormal, DataSet::kOutliers, DataSet::kLlm, DataSet::kPeak, DataSet::kValueMean}) {
+      table.add({.name = fmt::format("F_recipe_{}_{}", name, name_of(data)),
+                 .n = {.b = 1, .s_q = 64, .s_kv = 4500, .h_q = 2, .h_kv = 1, .d_qk = 128, .d_v = 128},
+                 .dtype = DType::kBF16,
+                 .data = data,
+                 .quantize = recipe});
+    }
+  }
+  if (!table.cpu()) return;
+  for (auto [d_qk, d_v] : {std::pair{192, 128}, {256, 256}, {40, 24}}) {
+    table.add({.name = fmt::format("F_recipe_dims_{}_{}", d_qk, d_v),
+               .n = {.b = 1, .s_q = 70, .s_kv = 300, .h_q = 2, .h_kv = 2, .d_qk = d_qk, .d_v = d_v},
+               .dtype = DType::kF32,
+               .quantize = QuantizeRecipe{.smooth_k = true, .hadamard = d_qk >= 64, .center_v = true}});
+  }
+}
+
 void add_special_scales(Table& table) {
   const Dims n{.b = 1, .s_q = 100, .s_kv = 300, .h_q = 2, .h_kv = 2, .d_qk = 128, .d_v = 128};
   PrefillCase base{.name = "", .n = n};
@@ -247,7 +287,7 @@ std::vector<PrefillCase> forms_of(PrefillCase test, DeviceKind device) {
     test.name = fmt::format("{}, {}", name, form);
     forms.push_back(test);
   };
-  if (test.dtype == DType::kE4M3) {
+  if (test.dtype == DType::kE4M3 || test.quantize) {
     for (PMode mode : {PMode::kExact, PMode::kDefault, PMode::kFast}) {
       test.p_mode = mode;
       add(name_of(mode));
@@ -277,6 +317,7 @@ std::vector<PrefillCase> reference_cases(DeviceKind device) {
   add_extremes(table);
   add_scales(table);
   add_addends(table);
+  add_recipes(table);
   add_special_scales(table);
   add_long(table);
   if (!table.cpu()) add_many(table);

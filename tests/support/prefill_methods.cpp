@@ -241,6 +241,32 @@ AssertionResult nan_reaches_its_rows_only(TestDevice& device, const PrefillCase&
   return AssertionSuccess();
 }
 
+AssertionResult smoothed_keys_keep_their_lse(TestDevice& device, const PrefillCase& test) {
+  const Dims& n = test.n;
+  constexpr double kLseTolerance = 0.1;
+  const auto shift = [](std::int64_t channel) { return static_cast<float>(2 * (channel * 7 % 5 - 2)); };
+  PrefillInputs inputs = make_inputs(test);
+  std::vector<float> keys = inputs.k.values();
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] += shift(static_cast<std::int64_t>(i) % n.d_qk);
+  inputs.k = encode_tensor(test.dtype, inputs.k.shape, keys);
+
+  const std::vector<float> queries = inputs.q.values();
+  double least = 0, most = 0;  // of what the constant adds to the logits of a query
+  for (std::size_t row = 0; row < queries.size(); row += n.d_qk) {
+    double added = 0;
+    for (std::int64_t c = 0; c < n.d_qk; ++c) added += queries[row + c] * shift(c) / std::sqrt(double(n.d_qk));
+    least = std::min(least, added);
+    most = std::max(most, added);
+  }
+  if (most < 5 * kLseTolerance || least > -5 * kLseTolerance) {
+    return AssertionFailure() << test.name << ": the constant adds " << least << " to " << most << " only";
+  }
+  const Reference reference = make_reference(test, inputs, sample_rows(test, kReferenceRows));
+  return check(
+      test, reference, run_prefill(device, test, inputs),
+      {.relative_l2 = tolerance_for(test, device.device().kind).relative_l2, .row_abs = 0.2, .lse_abs = kLseTolerance});
+}
+
 AssertionResult p_modes_keep_their_bounds(TestDevice& device, PrefillCase test) {
   const PrefillInputs inputs = make_inputs(test);
   const Reference reference = make_reference(test, inputs, sample_rows(test, 2 * kReferenceRows));

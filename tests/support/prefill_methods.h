@@ -50,6 +50,10 @@ Tolerance tolerance_for(const PrefillCase& test, DeviceKind device);
 // NaN in the value of the last key reaches the rows that see it and no other (causal cases).
 ::testing::AssertionResult nan_reaches_its_rows_only(TestDevice& device, const PrefillCase& test);
 
+// Keys with a constant added to each channel, which smooth-K takes away: out and lse as exact attention has them, and a
+// constant that would show in lse by more than its tolerance.
+::testing::AssertionResult smoothed_keys_keep_their_lse(TestDevice& device, const PrefillCase& test);
+
 // kDefault's error at most 5% above kExact's, kFast's at most 25%.
 ::testing::AssertionResult p_modes_keep_their_bounds(TestDevice& device, PrefillCase test);
 

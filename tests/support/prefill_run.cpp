@@ -49,6 +49,7 @@ PrefillRun::PrefillRun(TestDevice& device, const PrefillCase& test, const Prefil
     problem_.v_mean = scale_view(device, inputs.v_mean, test.n.b, true);
     problem_.lse_bias = scale_view(device, inputs.lse_bias, test.n.b, true);
   }
+  problem_.quantize = test.quantize;
   problem_.v_layout = test.v_layout;
   problem_.softmax_scale = test.softmax_scale;
   problem_.causal = test.causal;
@@ -88,6 +89,12 @@ PrefillOutput PrefillRun::read() const {
   output.out = out_.read(output.wrong_write);
   output.lse = lse_.read(output.wrong_write);
   return output;
+}
+
+std::vector<std::uint8_t> PrefillRun::read_workspace() const {
+  std::vector<std::uint8_t> bytes(workspace_.size());
+  if (!bytes.empty()) workspace_.download(bytes.data());
+  return bytes;
 }
 
 void PrefillRun::clear_output() {

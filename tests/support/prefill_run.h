@@ -38,6 +38,8 @@ class PrefillRun {
   // Calls prefill with a workspace of exactly the size asked for, which holds NaN before the first call.
   void launch(Stream stream = nullptr);
   PrefillOutput read() const;
+  // What the workspace holds now.
+  std::vector<std::uint8_t> read_workspace() const;
   // Overwrites out and lse.
   void clear_output();
 

@@ -17,6 +17,10 @@ std::vector<PrefillCase> kinds(bool cpu) {
       {.name = "e4m3_fast", .v_layout = VLayout::kPacked, .p_mode = PMode::kFast},
       {.name = "bf16", .dtype = DType::kBF16},
       {.name = "fp16", .dtype = DType::kFP16, .out_dtype = DType::kFP16},
+      {.name = "bf16_quantized", .dtype = DType::kBF16, .quantize = QuantizeRecipe{.smooth_k = true, .hadamard = true}},
+      {.name = "fp16_quantized",
+       .dtype = DType::kFP16,
+       .quantize = QuantizeRecipe{.q_scale = ScaleGranularity::kBatchHead, .v_scale = ScaleGranularity::kChannel}},
   };
   for (PrefillCase& test : cases) {
     if (test.dtype == DType::kE4M3) test.q_scale = test.k_scale = test.v_scale = ScaleForm::kBatchHead;
@@ -144,6 +148,7 @@ void add_special_numbers(Registrar& registrar) {
       add("C_nan_k_scale", &PrefillInputs::k_scale);
       continue;
     }
+    if (kind.quantize) continue;  // numbers of that size are no part of what 8 bits promise
     for (float number : {8000.0f, 9999.0f, 12000.0f}) {
       for (bool causal : {false, true}) {
         PrefillCase test = named(kind, "C_equal_huge", n, causal);
@@ -163,6 +168,21 @@ void add_repeats(Registrar& registrar) {
     PrefillCase between = kind;
     between.n = {.b = 1, .s_q = 65, .s_kv = 130, .h_q = 1, .h_kv = 1, .d_qk = 128, .d_v = 128};
     registrar.add(test.name, [=](TestDevice& device) { return same_every_time(device, test, between); });
+  }
+}
+
+void add_smoothed_keys(Registrar& registrar) {
+  for (std::int64_t d : {64, 128}) {
+    for (bool hadamard : {false, true}) {
+      for (ScaleGranularity q_scale : {ScaleGranularity::kTokenHead, ScaleGranularity::kBatchHead}) {
+        const PrefillCase test{
+            .name = fmt::format("F_smoothed_lse_d{}_{}_{}", d, hadamard ? "rotated" : "plain", name_of(q_scale)),
+            .n = {.b = 2, .s_q = 150, .s_kv = 1000, .h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d},
+            .dtype = DType::kBF16,
+            .quantize = QuantizeRecipe{.q_scale = q_scale, .smooth_k = true, .hadamard = hadamard}};
+        registrar.add(test.name, [=](TestDevice& device) { return smoothed_keys_keep_their_lse(device, test); });
+      }
+    }
   }
 }
 
@@ -196,6 +216,7 @@ bool register_prefill_tests(const char* suite, DeviceKind device, const DeviceMa
     add_largest_softmax_scale(registrar);
   }
   add_repeats(registrar);
+  add_smoothed_keys(registrar);
   add_p_modes(registrar);
   for (const PrefillCase& test : reference_cases(device)) {
     const std::vector<PrefillCase> forms = forms_of(test, device);

@@ -47,6 +47,19 @@ Tolerance eight_bit(const PrefillCase& test) {
   return tolerance;
 }
 
+// End to end, so with the error of storing q, k and v in 8 bits: 5.3% to 5.8% on normal data, most of it from scores
+// and values alike; outliers cost 8% where nothing spreads them.
+Tolerance recipe(const PrefillCase& test) {
+  Tolerance tolerance{.relative_l2 = 6.5e-2, .row_abs = 0.2, .lse_abs = 0.15};
+  if (test.data == DataSet::kOutliers && !test.quantize->hadamard) tolerance = {1.1e-1, 0.3, 3.0};
+  if (test.data == DataSet::kOutliers && test.quantize->hadamard) tolerance.lse_abs = 0.3;
+  if (test.data == DataSet::kLlm || test.data == DataSet::kPeak) tolerance.lse_abs = 0.5;
+  if (test.data == DataSet::kValueMean && test.n.s_kv >= 4096) tolerance.relative_l2 = 8e-3;
+  if (test.n.s_q < 16) tolerance.relative_l2 *= 1.0 + 4.0 / std::sqrt(2.0 * test.n.s_q * test.n.d_v);
+  if (test.p_mode == PMode::kFast) tolerance.relative_l2 *= 1.1;
+  return tolerance;
+}
+
 }  // namespace
 
 Tolerance tolerance_for(const PrefillCase& test, DeviceKind device) {
@@ -56,6 +69,7 @@ Tolerance tolerance_for(const PrefillCase& test, DeviceKind device) {
   Tolerance arithmetic{.relative_l2 = 1e-5, .row_abs = 1e-5, .lse_abs = 1e-4};
   if (!exact && test.dtype == DType::kE4M3) arithmetic = eight_bit(test);
   if (!exact && (test.dtype == DType::kBF16 || test.dtype == DType::kFP16)) arithmetic = sixteen_bit(test.dtype);
+  if (test.quantize) arithmetic = recipe(test);
   tolerance.relative_l2 = std::max(tolerance.relative_l2, arithmetic.relative_l2);
   tolerance.row_abs = std::max(tolerance.row_abs, arithmetic.row_abs);
   tolerance.lse_abs = arithmetic.lse_abs;
