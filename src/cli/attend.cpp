@@ -42,9 +42,10 @@ struct LayerResult {
 // What the options and a layer come to.
 struct Job {
   const Recipe* recipe;  // null: the tensors as they are
-  DType stored;          // of q, k and v for the kernel
+  DType stored;          // of q, k and v for the call
   AttentionOptions attention;
   bool e4m3() const { return stored == DType::kE4M3; }
+  bool e4m3_arithmetic() const { return e4m3() || (recipe != nullptr && recipe->within_call); }
 };
 
 std::string of_layer(const Layer& layer) { return layer.name.empty() ? "" : " of " + layer.name; }
@@ -62,9 +63,10 @@ Job job_of(const Options& options, const Layer& layer, const AttentionOptions& a
     throw usage_error("--recipe", fmt::format("'{}' for the e4m3 tensors{}", recipe->name, of_layer(layer)),
                       fmt::format("'{}': a recipe starts from bf16, fp16 or f32", kNoRecipe));
   }
-  const Job job{recipe, recipe == nullptr ? layer.q.dtype : recipe->dtype, attention};
+  const Job job{recipe, recipe == nullptr ? layer.q.dtype : recipe->stored_dtype(layer.q.dtype), attention};
   const std::string got = fmt::format("a value beside the {} tensors{}", name_of(job.stored), of_layer(layer));
-  if (!job.e4m3() && attention.p_mode) throw usage_error("--p-mode", got, "e4m3: only there P has several forms");
+  if (!job.e4m3_arithmetic() && attention.p_mode)
+    throw usage_error("--p-mode", got, "e4m3: only there P has several forms");
   if (!job.e4m3() && attention.v_layout == VLayout::kPacked) {
     throw usage_error("--v-layout", got, "e4m3: only that has a packed layout");
   }
@@ -101,7 +103,7 @@ LayerResult attend(const Layer& layer, const Job& job, Progress* progress) {
   result.rows = rows_text(layer, rows);
   progress->step("exact attention" + suffix);
   result.end_to_end = errors_of(exact_attention(layer, job.attention, rows), result.out, &result.lse);
-  if (job.recipe != nullptr) {
+  if (job.recipe != nullptr && !job.recipe->within_call) {
     progress->step("exact attention of the stored tensors" + suffix);
     result.kernel_only = errors_of(exact_attention(attention.stored(), job.attention, rows), result.out, &result.lse);
   }
@@ -212,7 +214,8 @@ void run_attend(const Options& options) {
   std::size_t steps = 0;
   for (const Layer& layer : input.layers) {
     jobs.push_back(job_of(options, layer, attention));
-    steps += jobs.back().recipe == nullptr ? 2 : 3;
+    const Recipe* recipe = jobs.back().recipe;
+    steps += recipe == nullptr || recipe->within_call ? 2 : 3;
   }
   const auto output = open_output(options.out, input);
   std::vector<LayerResult> results;

@@ -78,6 +78,7 @@ Attention::Attention(const Layer& layer, const Recipe* recipe, const AttentionOp
   problem_.v_scale = scale_view(v_);
   problem_.softmax_scale = options.softmax_scale;
   problem_.causal = options.causal;
+  if (recipe != nullptr) problem_.quantize = recipe->within_call;
   problem_.p_mode = options.p_mode.value_or(recipe == nullptr ? PMode::kDefault : recipe->p_mode);
   problem_.cpu_arithmetic = options.arithmetic;
   if (options.v_layout == VLayout::kPacked && problem_.q.dtype == DType::kE4M3) {
@@ -91,7 +92,7 @@ Attention::Attention(const Layer& layer, const Recipe* recipe, const AttentionOp
 Attention::Operand Attention::store(const HostTensor& tensor, const std::optional<HostTensor>& scale,
                                     const Recipe* recipe, ScaleGranularity granularity) {
   if (recipe != nullptr && recipe->dtype == DType::kE4M3) return quantise(tensor, granularity);
-  const DType dtype = recipe == nullptr ? tensor.dtype : recipe->dtype;
+  const DType dtype = recipe == nullptr ? tensor.dtype : recipe->stored_dtype(tensor.dtype);
   Operand operand{DeviceTensor::copy_of(dtype == tensor.dtype ? tensor : convert(tensor, dtype), options_.device), {}};
   if (scale) operand.scale = DeviceTensor::copy_of(*scale, options_.device);
   return operand;

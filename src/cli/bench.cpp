@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "cli/commands.h"
 #include "cli/common_options.h"
 #include "cli/cublaslt.h"
+#include "cli/cuda_device.h"
 #include "cli/errors.h"
 #include "cli/format.h"
 #include "cli/json_text.h"
@@ -49,6 +51,22 @@ struct Measurement {
   DType out_dtype = DType::kF32;
   std::string version;  // of a library that is not this one
 };
+
+std::optional<double> ratio_of(double figure, const std::optional<double>& yardstick) {
+  return yardstick ? std::optional(figure / *yardstick) : std::nullopt;
+}
+
+double relative_l2(const HostTensor& want, const HostTensor& got) {
+  const HostTensor a = convert(want, DType::kF32);
+  const auto* expected = reinterpret_cast<const float*>(a.bytes.data());
+  const auto* values = reinterpret_cast<const float*>(got.bytes.data());
+  double difference = 0, norm = 0;
+  for (std::int64_t i = 0; i < a.count(); ++i) {
+    difference += (double{values[i]} - expected[i]) * (double{values[i]} - expected[i]);
+    norm += double{expected[i]} * expected[i];
+  }
+  return std::sqrt(difference / norm);
+}
 
 double tflops(const BenchCase& item, double milliseconds) { return item.flop() / milliseconds * 1e-9; }
 
@@ -127,6 +145,8 @@ class Bench {
   void print_yardsticks() {
     yardstick_ = yardstick();
     fmt::print(text_, "Y       {:.0f} TFLOP/s (tensor-only e4m3 loop, sustained)\n", *yardstick_);
+    copy_ = cuda_copy_gbps(attention_.device.index);
+    fmt::print(text_, "        {:.0f} GB/s (a copy within the device's memory)\n", *copy_);
     const CublasLtResult library = measure_cublaslt_tflops(attention_.device.index, kWarmMs, kTimedMs);
     if (library.problem.empty()) {
       cublaslt_ = library.tflops;
@@ -142,9 +162,8 @@ class Bench {
     if (subject == nullptr) return problem;
     Measurement measured;
     measured.timing = measure(attention_.device, [&] { subject->launch(); });
-    AttentionOptions exact = attention_;
-    exact.causal = item.causal;
-    measured.rel_l2 = errors_of(inputs_.exact(item, exact), subject->out(), nullptr).rel_l2;
+    measured.rel_l2 = item.op == BenchOp::kPrefill ? attention_error(item, *subject)
+                                                   : relative_l2(inputs_.layer(item).q, subject->out());
     measured.out_dtype = subject->out_dtype();
     measured.version = subject->version();
     rows_.push_back(row(item, measured));
@@ -152,6 +171,12 @@ class Bench {
     progress->clear();
     print_row(item, measured);
     return "";
+  }
+
+  double attention_error(const BenchCase& item, const BenchSubject& subject) {
+    AttentionOptions exact = attention_;
+    exact.causal = item.causal;
+    return errors_of(inputs_.exact(item, exact), subject.out(), nullptr).rel_l2;
   }
 
   // Y and the ratio to it belong to GPUs.
@@ -167,10 +192,15 @@ class Bench {
 
   void print_row(const BenchCase& item, const Measurement& measured) const {
     const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
-    const double speed = tflops(item, sustained);
-    fmt::print(text_, "{:<{}}  {:>9.4f}  {:>9.4f}  {:>8.4g}  {:>9.4g}  {:>7.4g}{}  {:>8}\n", item.name(), name_width_,
-               burst, sustained, tflops(item, burst), speed, item.bytes() / sustained * 1e-6,
-               yardstick_ ? fmt::format("  {:>6.3f}", speed / *yardstick_) : "", error_text(measured.rel_l2));
+    const bool computes = item.op == BenchOp::kPrefill;
+    const auto speed = [&](double milliseconds) {
+      return computes ? fmt::format("{:.4g}", tflops(item, milliseconds)) : "-";
+    };
+    const double gbps = item.bytes() / sustained * 1e-6;
+    const auto ratio = computes ? ratio_of(tflops(item, sustained), yardstick_) : ratio_of(gbps, copy_);
+    fmt::print(text_, "{:<{}}  {:>9.4f}  {:>9.4f}  {:>8}  {:>9}  {:>7.4g}{}  {:>8}\n", item.name(), name_width_, burst,
+               sustained, speed(burst), speed(sustained), gbps, ratio ? fmt::format("  {:>6.3f}", *ratio) : "",
+               error_text(measured.rel_l2));
     std::fflush(text_);
   }
 
@@ -181,17 +211,20 @@ class Bench {
         "GB/s: q, k, v and out once each, sustained. rel L2: against float64 attention of the same tensors, a "
         "sample of rows.\n");
     if (on_cuda()) {
-      fmt::print(text_,
-                 "Y: what a loop of nothing but 8-bit tensor-core products reaches on this device, sustained, in this "
-                 "run.\n");
+      fmt::print(
+          text_,
+          "quantize and pack_v: GB/s of what is read and written, and its ratio to that of a copy, in place of Y; rel "
+          "L2 against the input.\n"
+          "Y: what a loop of nothing but 8-bit tensor-core products reaches on this device, sustained, in this "
+          "run.\n");
     }
   }
 
   // What a row says of its case, and where it ran; no figures.
   ordered_json row(const BenchCase& item) const {
-    const bool has_p_mode = item.dtype == DType::kE4M3 && item.library == BenchLibrary::kFp8attn;
+    const bool has_p_mode = item.has_p_modes() && item.library == BenchLibrary::kFp8attn;
     const ordered_json none;
-    return {{"op", "prefill"},
+    return {{"op", item.recipe.empty() ? name_of(item.op) : "quantized_prefill"},
             {"library", name_of(item.library)},
             {"library_version", none},
             {"backend", name_of(attention_.device.kind)},
@@ -211,6 +244,8 @@ class Bench {
             {"causal", item.causal},
             {"v_layout", name_of(item.v_layout)},
             {"p_mode", has_p_mode ? ordered_json(name_of(item.p_mode)) : ordered_json()},
+            {"recipe", item.recipe.empty() ? none : ordered_json(item.recipe)},
+            {"granularity", item.op == BenchOp::kQuantize ? ordered_json(name_of(item.granularity)) : none},
             {"unsupported", none},
             {"burst_ms", none},
             {"sustained_ms", none},
@@ -218,6 +253,7 @@ class Bench {
             {"sustained_tflops", none},
             {"gbps", none},
             {"yardstick_tflops", yardstick_ ? ordered_json(*yardstick_) : none},
+            {"copy_gbps", copy_ ? ordered_json(*copy_) : none},
             {"cublaslt_tflops", cublaslt_ ? ordered_json(*cublaslt_) : none},
             {"ratio", none},
             {"rel_l2", none}};
@@ -231,16 +267,20 @@ class Bench {
 
   ordered_json row(const BenchCase& item, const Measurement& measured) const {
     const double burst = measured.timing.burst_ms, sustained = measured.timing.sustained_ms;
-    const double speed = tflops(item, sustained);
+    const double speed = tflops(item, sustained), gbps = item.bytes() / sustained * 1e-6;
     ordered_json result = row(item);
     if (!measured.version.empty()) result["library_version"] = measured.version;
     result["out_dtype"] = name_of(measured.out_dtype);
     result["burst_ms"] = burst;
     result["sustained_ms"] = sustained;
-    result["burst_tflops"] = tflops(item, burst);
-    result["sustained_tflops"] = speed;
-    result["gbps"] = item.bytes() / sustained * 1e-6;
-    if (yardstick_) result["ratio"] = speed / *yardstick_;
+    result["gbps"] = gbps;
+    std::optional<double> ratio = ratio_of(gbps, copy_);
+    if (item.op == BenchOp::kPrefill) {
+      result["burst_tflops"] = tflops(item, burst);
+      result["sustained_tflops"] = speed;
+      ratio = ratio_of(speed, yardstick_);
+    }
+    if (ratio) result["ratio"] = *ratio;
     result["rel_l2"] = measured.rel_l2;
     return result;
   }
@@ -250,7 +290,7 @@ class Bench {
   std::FILE* text_;
   std::unique_ptr<OutputFile> file_;
   std::size_t name_width_ = 4;
-  std::optional<double> yardstick_, cublaslt_;
+  std::optional<double> yardstick_, copy_, cublaslt_;
   Inputs inputs_;
   ordered_json rows_ = ordered_json::array();
 };
@@ -301,7 +341,8 @@ void add_bench(CLI::App& program, std::function<void()>* run) {
     return command->add_option(name, *value, description)->check(not_empty());
   };
   add("--cases", &options->cases,
-      "prefill, table, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else cpu)");
+      "prefill, table, quantize, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else "
+      "cpu)");
   add("--filter", &options->filter, "Only cases whose name matches this regular expression");
   add_device_option(*command, &options->device);
   add("--arithmetic", &options->arithmetic, "Of the CPU: float32 (default), float64, emulated, emulated13");

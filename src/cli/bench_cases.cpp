@@ -26,9 +26,9 @@ std::string pair_text(std::int64_t first, std::int64_t second) {
 
 // In the order in which they vary: the last fastest. So cases of the same tensors are neighbours, and a run makes the
 // tensors once.
-constexpr std::array kNames = {"op",     "dtype",    "head_dim_qk", "head_dim_v", "heads_q",
-                               "hidden", "heads_kv", "seqlen_q",    "seqlen_kv",  "batch",
-                               "tokens", "causal",   "v_layout",    "p_mode",     "library"};
+constexpr std::array kNames = {"op",       "dtype",       "head_dim_qk", "head_dim_v", "heads_q", "hidden",
+                               "heads_kv", "seqlen_q",    "seqlen_kv",   "batch",      "tokens",  "causal",
+                               "recipe",   "granularity", "v_layout",    "p_mode",     "library"};
 
 // All combinations of the values of a group.
 std::vector<json> combinations(const std::string& place, const json& group) {
@@ -64,8 +64,8 @@ class CaseParser {
   BenchCase parse() const {
     require_one_of("heads_q", "hidden");
     require_one_of("batch", "tokens");
-    if (string("op", "prefill") != "prefill") fail("op", "prefill");
     BenchCase item;
+    item.op = op();
     item.library = library();
     item.dtype = dtype();
     item.head_dim_qk = count("head_dim_qk");
@@ -78,18 +78,41 @@ class CaseParser {
     item.causal = flag("causal");
     item.v_layout = parse_v_layout(string("v_layout", name_of(item.v_layout)));
     item.p_mode = parse_p_mode(string("p_mode", name_of(item.p_mode)));
+    item.recipe = recipe();
+    item.granularity = granularity();
+    check(item);
+    return item;
+  }
+
+ private:
+  // What makes no difference to a case is no part of it.
+  void check(const BenchCase& item) const {
+    if (item.op != BenchOp::kPrefill) return check_quantiser(item);
+    if (values_.contains("granularity")) fail("granularity", "none beside prefill");
+    if (!item.recipe.empty() && item.dtype == DType::kE4M3) fail("recipe", "none beside e4m3");
+    if (!item.has_p_modes() && values_.contains("p_mode")) {
+      fail("p_mode", "none beside bf16 and fp16: only e4m3 has several forms of P");
+    }
     if (item.dtype != DType::kE4M3) {
-      if (values_.contains("p_mode")) fail("p_mode", "none beside bf16 and fp16: only e4m3 has several forms of P");
       if (item.v_layout == VLayout::kPacked) fail("v_layout", "row-major beside bf16 and fp16");
     }
     if (item.library == BenchLibrary::kCudnn) {
       if (values_.contains("p_mode")) fail("p_mode", "none beside cudnn");
       if (item.v_layout == VLayout::kPacked) fail("v_layout", "row-major beside cudnn");
+      if (!item.recipe.empty()) fail("recipe", "none beside cudnn");
     }
-    return item;
+  }
+  void check_quantiser(const BenchCase& item) const {
+    for (const char* name : {"heads_kv", "seqlen_kv", "head_dim_v", "causal", "p_mode", "recipe", "library"}) {
+      if (values_.contains(name)) fail(name, fmt::format("none beside {}", name_of(item.op)));
+    }
+    const bool packs = item.op == BenchOp::kPackV;
+    if (packs && item.dtype != DType::kE4M3) fail("dtype", "e4m3 beside pack_v");
+    if (!packs && item.dtype == DType::kE4M3) fail("dtype", "bf16 or fp16 beside quantize");
+    if (packs && values_.contains("granularity")) fail("granularity", "none beside pack_v");
+    if (packs && values_.contains("v_layout")) fail("v_layout", "none beside pack_v");
   }
 
- private:
   std::int64_t quotient(const char* name, std::int64_t divisor, const char* divisor_name) const {
     const std::int64_t dividend = count(name);
     if (dividend % divisor != 0) fail(name, fmt::format("a multiple of {} {}", divisor_name, divisor));
@@ -132,6 +155,30 @@ class CaseParser {
     }
     fail("dtype", "one of e4m3, bf16, fp16");
   }
+  BenchOp op() const {
+    for (const BenchOp op : {BenchOp::kPrefill, BenchOp::kQuantize, BenchOp::kPackV}) {
+      if (string("op", name_of(BenchOp::kPrefill)) == name_of(op)) return op;
+    }
+    fail("op", "one of prefill, quantize, pack_v");
+  }
+  ScaleGranularity granularity() const {
+    using enum ScaleGranularity;
+    for (const ScaleGranularity granularity : {kTensor, kHead, kBatchHead, kTokenHead, kChannel}) {
+      if (string("granularity", name_of(kHead)) == name_of(granularity)) return granularity;
+    }
+    fail("granularity", "one of tensor, head, batch-head, token-head, channel");
+  }
+  std::string recipe() const {
+    const std::string name = string("recipe", "");
+    std::vector<const char*> names;
+    for (const Recipe& recipe : recipes()) {
+      if (!recipe.within_call) continue;
+      if (name == recipe.name) return name;
+      names.push_back(recipe.name);
+    }
+    if (!name.empty()) fail("recipe", fmt::format("one of {}", fmt::join(names, ", ")));
+    return name;
+  }
   BenchLibrary library() const {
     for (const BenchLibrary library : {BenchLibrary::kFp8attn, BenchLibrary::kCudnn}) {
       if (string("library", name_of(BenchLibrary::kFp8attn)) == name_of(library)) return library;
@@ -162,13 +209,24 @@ std::string read_cases(const std::string& name) {
 
 const char* name_of(BenchLibrary library) { return library == BenchLibrary::kCudnn ? "cudnn" : "fp8attn"; }
 
+const char* name_of(BenchOp op) {
+  return op == BenchOp::kPrefill ? "prefill" : op == BenchOp::kQuantize ? "quantize" : "pack_v";
+}
+
 double BenchCase::flop() const {
+  if (op != BenchOp::kPrefill) return 0;
   const double product = 2.0 * static_cast<double>(batch * heads_q) * static_cast<double>(seqlen_q) *
                          static_cast<double>(seqlen_kv) * static_cast<double>(head_dim_qk + head_dim_v);
   return causal ? product / 2 : product;
 }
 
 double BenchCase::bytes() const {
+  if (op != BenchOp::kPrefill) {
+    const auto elements = static_cast<double>(batch * seqlen_q * heads_q * head_dim_qk);
+    const bool one_pass = granularity == ScaleGranularity::kTokenHead && v_layout == VLayout::kRowMajor;
+    const int passes = op == BenchOp::kPackV || one_pass ? 1 : 2;
+    return elements * static_cast<double>(passes * size_of(dtype) + 1);
+  }
   const std::int64_t inputs = seqlen_q * heads_q * head_dim_qk + seqlen_kv * heads_kv * (head_dim_qk + head_dim_v);
   const std::int64_t outputs = seqlen_q * heads_q * head_dim_v;
   return static_cast<double>(batch * (inputs * size_of(dtype) + outputs * 2));
@@ -180,8 +238,13 @@ std::string BenchCase::tensors() const {
 }
 
 std::string BenchCase::name() const {
+  if (op == BenchOp::kPackV) return fmt::format("pack_v {}", tensors());
+  if (op == BenchOp::kQuantize) {
+    return fmt::format("quantize {} {} {}", tensors(), name_of(granularity), name_of(v_layout));
+  }
   std::string name = fmt::format("{} {}", tensors(), causal ? "causal" : "full");
   if (library == BenchLibrary::kCudnn) return name + " cudnn";
+  if (!recipe.empty()) name += fmt::format(" {} {}", recipe, name_of(p_mode));
   if (dtype == DType::kE4M3) name += fmt::format(" {} {}", name_of(v_layout), name_of(p_mode));
   return name;
 }

@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "cli/bench_quantiser.h"
 #include "cli/cudnn.h"
 
 namespace fp8attn::cli {
@@ -12,7 +13,8 @@ namespace {
 
 class Ours : public BenchSubject {
  public:
-  Ours(const Layer& layer, const AttentionOptions& options) : attention_(layer, nullptr, options) {}
+  Ours(const Layer& layer, const Recipe* recipe, const AttentionOptions& options)
+      : attention_(layer, recipe, options) {}
 
   Support support() const { return attention_.support(); }
   void allocate_workspace() { attention_.allocate_workspace(); }
@@ -29,7 +31,8 @@ Preparation prepare_ours(const BenchCase& item, const Layer& layer, AttentionOpt
   options.causal = item.causal;
   options.v_layout = item.v_layout;
   options.p_mode = item.p_mode;
-  auto ours = std::make_unique<Ours>(layer, options);
+  const Recipe* recipe = item.recipe.empty() ? nullptr : &find_recipe(item.recipe);
+  auto ours = std::make_unique<Ours>(layer, recipe, options);
   if (const Support support = ours->support(); !support) {
     return {nullptr, fmt::format("{}", fmt::join(support.reasons, "; "))};
   }
@@ -40,6 +43,7 @@ Preparation prepare_ours(const BenchCase& item, const Layer& layer, AttentionOpt
 }  // namespace
 
 Preparation prepare(const BenchCase& item, const Layer& layer, const AttentionOptions& options) {
+  if (item.op != BenchOp::kPrefill) return {quantiser_subject(item, layer.q, options.device), ""};
   if (item.library == BenchLibrary::kFp8attn) return prepare_ours(item, layer, options);
   if (options.device.kind != DeviceKind::kCuda) return {nullptr, "cuDNN runs on CUDA devices only"};
   try {

@@ -38,7 +38,8 @@ struct LayerResult {
 using Fallbacks = std::vector<std::pair<std::string, std::string>>;
 
 bool same_storage(const Recipe& a, const Recipe& b) {
-  return a.dtype == b.dtype && a.query == b.query && a.key == b.key && a.value == b.value;
+  return !a.within_call && !b.within_call && a.dtype == b.dtype && a.query == b.query && a.key == b.key &&
+         a.value == b.value;
 }
 
 // Runs the recipes on one layer. Exact attention of the stored tensors is the slow part; neighbours in the list of
@@ -63,8 +64,9 @@ class LayerComparison {
     result.attend_ms = attention->run();
     const HostTensor out = attention->out(), lse = attention->lse();
     result.end_to_end = errors_of(exact_, out, &lse);
-    result.kernel_only =
-        recipe.dtype == layer_.q.dtype ? result.end_to_end : errors_of(stored_exact(recipe, *attention), out, &lse);
+    result.kernel_only = recipe.stored_dtype(layer_.q.dtype) == layer_.q.dtype
+                             ? result.end_to_end
+                             : errors_of(stored_exact(recipe, *attention), out, &lse);
     return result;
   }
 
@@ -141,7 +143,7 @@ void print_text(const CommonOptions& options, const AttentionOptions& attention,
       "row:\n"
       "the largest relative error of one token and head. lse error: the largest absolute error of a log-sum-exp, in\n"
       "nats. kernel rel L2: against exact attention of the tensors as the recipe stores them, so without the error of\n"
-      "storing them.\n");
+      "storing them. The recipes with smooth-k or hadamard store 16 bits, and quantise within the call.\n");
   for (const auto& [recipe, reasons] : fallbacks) {
     fmt::print("{} ran on the CPU because {} has no kernel for it: {}\n", recipe, device_text(attention.device),
                reasons);
@@ -184,15 +186,21 @@ void run_compare(const CommonOptions& options) {
   std::vector<LayerResult> layers;
   Fallbacks fallbacks;
   {
-    Progress progress("compare", input.layers.size() * (recipes().size() + 1));
+    // All layers get the same recipes, those that suit every one.
+    std::vector<const Recipe*> chosen;
+    for (const Recipe& recipe : recipes()) {
+      const auto fits = [&](const Layer& layer) { return applies(recipe, layer.q.shape[3]); };
+      if (std::ranges::all_of(input.layers, fits)) chosen.push_back(&recipe);
+    }
+    Progress progress("compare", input.layers.size() * (chosen.size() + 1));
     for (const Layer& layer : input.layers) {
       const std::string suffix = layer.name.empty() ? "" : ", " + layer.name;
       progress.step("exact attention" + suffix);
       LayerComparison comparison(layer, attention);
       LayerResult result{layer.name, describe(layer), comparison.rows(), {}};
-      for (const Recipe& recipe : recipes()) {
-        progress.step(recipe.name + suffix);
-        result.recipes.push_back(comparison.run(recipe, &fallbacks));
+      for (const Recipe* recipe : chosen) {
+        progress.step(recipe->name + suffix);
+        result.recipes.push_back(comparison.run(*recipe, &fallbacks));
       }
       layers.push_back(std::move(result));
     }

@@ -18,6 +18,7 @@ void cuda_free(int, void*) noexcept {}
 void cuda_copy_to_device(int, void*, const void*, std::size_t) { no_cuda(); }
 void cuda_copy_to_host(int, void*, const void*, std::size_t) { no_cuda(); }
 void cuda_synchronize(int) { no_cuda(); }
+double cuda_copy_gbps(int) { no_cuda(); }
 double cuda_time_ms(int, int, const std::function<void()>&) { no_cuda(); }
 double measure_yardstick_tflops(int, double, double) { no_cuda(); }
 CublasLtResult measure_cublaslt_tflops(int, double, double) { no_cuda(); }

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <memory>
 #include <stdexcept>
 
 namespace fp8attn::cli {
@@ -59,6 +60,18 @@ void cuda_copy_to_host(int device, void* destination, const void* source, std::s
 void cuda_synchronize(int device) {
   use(device);
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+double cuda_copy_gbps(int device) {
+  constexpr std::size_t kBytes = std::size_t{1} << 30;
+  constexpr int kCopies = 20;
+  const std::shared_ptr<void> memory(cuda_allocate(device, 2 * kBytes), [=](void* data) { cuda_free(device, data); });
+  auto* source = static_cast<char*>(memory.get());
+  const auto copy = [&] {
+    check(cudaMemcpyAsync(source + kBytes, source, kBytes, cudaMemcpyDeviceToDevice), "cudaMemcpyAsync");
+  };
+  cuda_time_ms(device, kCopies, copy);
+  return 2.0 * kBytes * kCopies / cuda_time_ms(device, kCopies, copy) * 1e-6;
 }
 
 double cuda_time_ms(int device, int count, const std::function<void()>& launch) {

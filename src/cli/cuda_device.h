@@ -14,6 +14,9 @@ void cuda_copy_to_device(int device, void* destination, const void* source, std:
 void cuda_copy_to_host(int device, void* destination, const void* source, std::size_t bytes);
 void cuda_synchronize(int device);
 
+// Bytes a nanosecond, read and written ones together, of a copy of a gigabyte within the device's memory.
+double cuda_copy_gbps(int device);
+
 // Milliseconds between the start and the end of `count` launches on the default stream, measured with events.
 double cuda_time_ms(int device, int count, const std::function<void()>& launch);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -21,6 +22,10 @@ constexpr Recipe converted(const char* name, DType dtype) {
   return {name, dtype, kTensor, kTensor, kTensor, PMode::kDefault};
 }
 
+constexpr Recipe within_call(const char* name, QuantizeRecipe recipe) {
+  return {name, DType::kBF16, recipe.q_scale, ScaleGranularity::kBatchHead, recipe.v_scale, PMode::kDefault, recipe};
+}
+
 using enum ScaleGranularity;
 constexpr std::array kRecipes = {
     quantised("tensor", kTensor, kTensor),
@@ -31,6 +36,10 @@ constexpr std::array kRecipes = {
     quantised("channel-v", kHead, kChannel),
     quantised("token", kTokenHead, kHead),
     quantised("token+channel-v", kTokenHead, kChannel),
+    within_call("smooth-k", {.smooth_k = true}),
+    within_call("hadamard", {.hadamard = true}),
+    within_call("smooth-k+hadamard", {.smooth_k = true, .hadamard = true}),
+    within_call("smooth-k+hadamard+center-v", {.smooth_k = true, .hadamard = true, .center_v = true}),
     converted("fp16", DType::kFP16),
     converted("bf16", DType::kBF16),
 };
@@ -60,10 +69,23 @@ const Recipe& find_recipe(const std::string& name) {
                     fmt::format("one of {}, {}", fmt::join(names, ", "), kNoRecipe));
 }
 
+bool applies(const Recipe& recipe, std::int64_t head_dim_qk) {
+  constexpr std::array<std::int64_t, 4> kRotated = {64, 128, 192, 256};
+  return !recipe.within_call || !recipe.within_call->hadamard ||
+         std::find(kRotated.begin(), kRotated.end(), head_dim_qk) != kRotated.end();
+}
+
 std::string describe(const Recipe& recipe) {
+  const std::string scales = fmt::format("one scale per {} (q), {} (k), {} (v)", name_of(recipe.query),
+                                         name_of(recipe.key), name_of(recipe.value));
+  if (recipe.within_call) {
+    return fmt::format("16 bits, e4m3 within the call, {}{}{}{}", scales,
+                       recipe.within_call->smooth_k ? ", mean of the keys subtracted" : "",
+                       recipe.within_call->hadamard ? ", q and k rotated" : "",
+                       recipe.within_call->center_v ? ", mean of v subtracted" : "");
+  }
   if (recipe.dtype != DType::kE4M3) return fmt::format("{} throughout", name_of(recipe.dtype));
-  return fmt::format("e4m3, one scale per {} (q), {} (k), {} (v); P {}", name_of(recipe.query), name_of(recipe.key),
-                     name_of(recipe.value), name_of(recipe.p_mode));
+  return fmt::format("e4m3, {}; P {}", scales, name_of(recipe.p_mode));
 }
 
 PMode parse_p_mode(const std::string& name) {

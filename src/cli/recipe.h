@@ -1,6 +1,8 @@
 // Named ways to quantise q, k and v and to form P.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -13,7 +15,17 @@ struct Recipe {
   DType dtype;                         // kE4M3: quantised; kBF16, kFP16: converted where the input is something else
   ScaleGranularity query, key, value;  // e4m3 only
   PMode p_mode;                        // e4m3 only
+  // Set: the call itself quantises, and gets the tensors in 16 bits, in `dtype` where they have more.
+  std::optional<QuantizeRecipe> within_call = {};
+
+  // What the call is given for an input of `input`.
+  DType stored_dtype(DType input) const {
+    return within_call && (input == DType::kBF16 || input == DType::kFP16) ? input : dtype;
+  }
 };
+
+// Whether the recipe is for tensors like these; prefill() has the last word.
+bool applies(const Recipe& recipe, std::int64_t head_dim_qk);
 
 // The recipe that `attend` uses where none is named.
 inline constexpr const char* kDefaultRecipe = "head";
@@ -26,7 +38,7 @@ std::span<const Recipe> recipes();
 // Throws Error for a name that is not in the list, which the message gives.
 const Recipe& find_recipe(const std::string& name);
 
-// "q head, k head, v channel; P exact", "bf16 throughout".
+// "e4m3, one scale per head (q), head (k), channel (v); P exact", "bf16 throughout".
 std::string describe(const Recipe& recipe);
 
 // Values of --p-mode and --v-layout. Throw Error with the accepted names.

@@ -48,10 +48,13 @@ TEST_F(BenchProgram, RowsHaveTheAgreedFields) {
                                        "sustained_ms",
                                        "burst_tflops",
                                        "gbps",
+                                       "granularity",
                                        "ratio",
+                                       "recipe",
                                        "sustained_tflops",
                                        "rel_l2",
                                        "yardstick_tflops",
+                                       "copy_gbps",
                                        "cublaslt_tflops"};
     std::sort(agreed.begin(), agreed.end());
     EXPECT_EQ(fields, agreed);

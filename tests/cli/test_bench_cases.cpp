@@ -15,7 +15,7 @@ class BenchCases : public CliTest {
 };
 
 TEST_F(BenchCases, BuiltInFilesAreSound) {
-  for (const char* name : {"prefill", "table", "quick", "cpu"}) {
+  for (const char* name : {"prefill", "table", "quantize", "quick", "cpu"}) {
     std::set<std::string> names;
     const auto cases = load_cases(name);
     for (const BenchCase& item : cases) names.insert(item.name());
@@ -58,6 +58,22 @@ TEST_F(BenchCases, CountsOperationsAndBytes) {
   EXPECT_EQ(cases[1].name(), "e4m3 b2 h4/1 s8/16 d64/32 causal row-major default");
 }
 
+TEST_F(BenchCases, QuantisersCountEveryPass) {
+  const auto cases = load_cases(
+      write("c", R"({"groups":[{"op":"quantize","dtype":"bf16","batch":2,"heads_q":4,"seqlen_q":8,"head_dim_qk":64,
+               "granularity":["head","token-head"],"v_layout":["row-major","packed"]},
+               {"op":"pack_v","dtype":"e4m3","batch":2,"heads_q":4,"seqlen_q":8,"head_dim_qk":64}]})"));
+  ASSERT_EQ(cases.size(), 5u);
+  constexpr double kElements = 2 * 4 * 8 * 64;
+  EXPECT_EQ(cases[0].name(), "quantize bf16 b2 h4 s8 d64 head row-major");
+  const double passes[] = {5, 5, 3, 5, 2};  // bytes an element: two passes, or one
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_EQ(cases[i].bytes(), kElements * passes[i]) << cases[i].name();
+    EXPECT_EQ(cases[i].flop(), 0) << cases[i].name();
+  }
+  EXPECT_EQ(cases[4].name(), "pack_v e4m3 b2 h4 s8 d64");
+}
+
 TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
   const std::string rest = R"("dtype":"e4m3","batch":1,"heads_q":1,"seqlen_q":8,"head_dim_qk":64)";
   EXPECT_EQ(refusal(R"({"groups":[{)" + rest + "}]}"), "");
@@ -71,7 +87,13 @@ TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
       {R"({"groups":[{)" + rest + R"(,"seqlen_kv":"8"}]})", "a positive integer"},
       {R"({"groups":[{)" + rest + R"(,"causal":1}]})", "true or false"},
       {R"({"groups":[{)" + rest + R"(,"v_layout":"blocked"}]})", "row-major, packed"},
-      {R"({"groups":[{)" + rest + R"(,"op":"decode"}]})", "prefill"},
+      {R"({"groups":[{)" + rest + R"(,"op":"decode"}]})", "prefill, quantize, pack_v"},
+      {R"({"groups":[{)" + rest + R"(,"op":"quantize"}]})", "bf16 or fp16 beside quantize"},
+      {R"({"groups":[{)" + rest + R"(,"op":"pack_v","causal":true}]})", "none beside pack_v"},
+      {R"({"groups":[{)" + rest + R"(,"op":"pack_v","granularity":"head"}]})", "none beside pack_v"},
+      {R"({"groups":[{)" + rest + R"(,"granularity":"head"}]})", "none beside prefill"},
+      {R"({"groups":[{)" + rest + R"(,"recipe":"smooth-k"}]})", "none beside e4m3"},
+      {R"({"groups":[{)" + rest + R"(,"recipe":"head"}]})", "one of smooth-k, hadamard"},
       {R"({"groups":[{)" + rest + R"(,"library":"torch"}]})", "fp8attn, cudnn"},
       {R"({"groups":[{)" + rest + R"(,"library":"cudnn","p_mode":"exact"}]})", "none beside cudnn"},
       {R"({"groups":[{)" + rest + R"(,"library":"cudnn","v_layout":"packed"}]})", "row-major beside cudnn"},
@@ -96,7 +118,7 @@ TEST_F(BenchCases, RefusesWhatItDoesNotUnderstand) {
   for (const auto& [text, part] : cases) {
     EXPECT_NE(refusal(text).find(part), std::string::npos) << text << "\nsays: " << refusal(text);
   }
-  EXPECT_NE(message_of([] { load_cases("nothing"); }).find("cpu, prefill, quick, table"), std::string::npos);
+  EXPECT_NE(message_of([] { load_cases("nothing"); }).find("cpu, prefill, quantize, quick, table"), std::string::npos);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "cli/recipe.h"
@@ -60,6 +61,32 @@ TEST_F(Compare, TextNamesEveryRecipe) {
     EXPECT_NE(outcome.out.find(std::string("  ") + recipe.name + " "), std::string::npos) << recipe.name;
   }
   EXPECT_NE(outcome.out.find("causal"), std::string::npos);
+}
+
+TEST_F(Compare, LeavesOutRotationsThatTheHeadDimDoesNotHave) {
+  write_safetensors("f", {{"q", normal({1, 20, 2, 48}, DType::kBF16, 1)},
+                          {"k", normal({1, 20, 1, 48}, DType::kBF16, 2)},
+                          {"v", normal({1, 20, 1, 48}, DType::kBF16, 3)}});
+  const Outcome outcome = run("compare f --device cpu");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("  smooth-k "), std::string::npos);
+  EXPECT_EQ(outcome.out.find("  hadamard "), std::string::npos);
+}
+
+TEST_F(Compare, SmoothingSparesKeysWithAConstant) {
+  Tensors tensors = layer("", DType::kBF16);
+  std::vector<float> keys(64 * 64);
+  const HostTensor noise = convert(tensors[1].second, DType::kF32);
+  std::memcpy(keys.data(), noise.bytes.data(), noise.bytes.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] += i % 8 == 0 ? 40.0f : 0.0f;
+  HostTensor shifted(DType::kF32, {1, 64, 1, 64});
+  std::memcpy(shifted.bytes.data(), keys.data(), shifted.bytes.size());
+  tensors[1].second = convert(shifted, DType::kBF16);
+  write_safetensors("f", tensors);
+  const Outcome outcome = run("compare f --device cpu --json");
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json mean = json::parse(outcome.out)["mean"];
+  EXPECT_LT(rel_l2(mean, "smooth-k"), 0.5 * rel_l2(mean, "token"));
 }
 
 TEST_F(Compare, RefusesQuantisedInput) {
