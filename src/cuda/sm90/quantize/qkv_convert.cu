@@ -132,7 +132,7 @@ class RowConverter {
   }
 
   __device__ __forceinline__ void convert_batch(const Stream& stream, int stage, int first, int end) {
-#pragma unroll
+#pragma unroll 2
     for (int r = 0; r < Shape::kBatch; ++r) {
       RowValues<Shape> x;
       stream.values(stage, r, x);

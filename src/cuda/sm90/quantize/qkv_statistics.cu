@@ -81,7 +81,7 @@ __device__ __forceinline__ void collect(const Chunk& chunk, const std::uint32_t 
     const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was read last
     stream.fetch(next, first + (kStages - 1) * Shape::kBatchRows);
     stream.template wait<kStages - 1>();
-#pragma unroll
+#pragma unroll 2
     for (int r = 0; r < Shape::kBatch; ++r) {
       RowValues<Shape> x;
       stream.values(stage, r, x);
