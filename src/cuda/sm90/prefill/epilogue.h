@@ -12,63 +12,73 @@
 
 namespace fp8attn::cuda {
 
-// Where one thread of a consumer warpgroup stands.
+// Where one thread of a consumer warpgroup stands. One register: the rest is cheap to compute again.
 struct ConsumerThread {
-  int consumer;  // which warpgroup
-  int warp;      // within the warpgroup
-  int lane;
-  __device__ bool leads() const { return warp == 0 && lane == 0; }
+  int cta_warp;  // consumers begin with warp 4
+
+  __device__ int consumer() const { return cta_warp / 4 - 1; }  // which warpgroup
+  __device__ int warp() const { return cta_warp % 4; }          // within the warpgroup
+  __device__ int lane() const { return threadIdx.x % 32; }
+  __device__ bool leads() const { return warp() == 0 && lane() == 0; }
   // Row of the warpgroup's 64 that fragment row i (0 or 1) of this thread is.
-  __device__ int row(int i) const { return 16 * warp + (lane >> 2) + 8 * i; }
+  __device__ int row(int i) const { return 16 * warp() + (lane() >> 2) + 8 * i; }
 };
 
-// Scales accumulator row i by factor[i] (and by the channel's V scale) and stores the tile, rows beyond the sequence
-// clipped by TMA. kPack makes one register of two floats.
-template <class Traits, uint32_t (*kPack)(float, float), int kRegisters>
-__device__ __forceinline__ void stage_output(float (&value)[kRegisters], const float (&factor)[2], uint32_t tile,
+// Scales accumulator row i by factor[i] and puts 64 channels into a staging buffer. kPack makes one register of two
+// floats.
+template <class Tile, uint32_t (*kPack)(float, float)>
+__device__ __forceinline__ void stage_output(const float* value, const float (&factor)[2], uint32_t tile,
                                              const ConsumerThread& thread) {
-  using Tile = typename Traits::OutTile;
-  const int row = 16 * thread.warp + (thread.lane & 15);
+  const int row = 16 * thread.warp() + (thread.lane() & 15);
 #pragma unroll
-  for (int j = 0; j < Traits::kHeadDimV / 8; j += 2) {
+  for (int j = 0; j < 8; j += 2) {
     uint32_t tiles[4];  // rows 0..7 and 8..15 of channels 8 j, then of channels 8 j + 8
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const int r = 4 * (j + (x >> 1)) + 2 * (x & 1);
       tiles[x] = kPack(value[r] * factor[x & 1], value[r + 1] * factor[x & 1]);
     }
-    ptx::stmatrix_x4(tile + Tile::offset(row, j + (thread.lane >> 4)), tiles);
+    ptx::stmatrix_x4(tile + Tile::offset(row, j + (thread.lane() >> 4)), tiles);
   }
 }
 
+// Stores the tile, 64 channels at a time; rows beyond the sequence are clipped by TMA.
 template <class Traits, int kRegisters>
 __device__ __forceinline__ void store_output(typename Traits::Shared& shared, const PrefillMaps& maps,
                                              const PrefillParams& params, const TileCoordinates& coordinates,
-                                             float (&value)[kRegisters], const float (&factor)[2],
+                                             const float (&value)[kRegisters], const float (&factor)[2],
                                              const ConsumerThread& thread) {
   using Tile = typename Traits::OutTile;
-  // The warpgroup's own 128 threads meet at barrier 1 + consumer: first when the previous tile's store has read the
-  // staging buffer (its leader waits for that), then when all have written it.
-  const int barrier = 1 + thread.consumer;
-  uint8_t* staging = shared.out[thread.consumer];
-  if (thread.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
-  ptx::named_barrier_sync<128>(barrier);
-  if (params.out_is_fp16) {
-    stage_output<Traits, ElementFP16::pack>(value, factor, ptx::shared_address(staging), thread);
-  } else {
-    stage_output<Traits, ElementBF16::pack>(value, factor, ptx::shared_address(staging), thread);
-  }
-  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-  ptx::named_barrier_sync<128>(barrier);
-  const int first_row = coordinates.query_tile * Traits::kTileM + thread.consumer * Traits::kWarpgroupM;
-  if (thread.leads() && first_row < params.mask.query_length) {
+  constexpr int kChannels = 64, kBuffers = Traits::kOutBuffers, kRounds = Traits::kHeadDimV / (kChannels * kBuffers);
+  // The warpgroup's own 128 threads meet at barrier 1 + consumer: first when the stores before have read the staging
+  // buffers (the leader waits for that), then when all have written them.
+  const int barrier = 1 + thread.consumer();
+  const int first_row = coordinates.query_tile * Traits::kTileM + thread.consumer() * Traits::kWarpgroupM;
 #pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      const int32_t at[4] = {chunk * Tile::kChunkBytes / 2, coordinates.head, first_row, coordinates.batch};
-      ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
-                                        staging + chunk * Tile::kRows * Tile::kChunkBytes);
+  for (int round = 0; round < kRounds; ++round) {
+    if (thread.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+    ptx::named_barrier_sync<128>(barrier);
+#pragma unroll
+    for (int buffer = 0; buffer < kBuffers; ++buffer) {
+      const float* values = value + (round * kBuffers + buffer) * kChannels / 2;
+      const uint32_t staging = ptx::shared_address(shared.out[thread.consumer()][buffer]);
+      if (params.out_is_fp16) {
+        stage_output<Tile, ElementFP16::pack>(values, factor, staging, thread);
+      } else {
+        stage_output<Tile, ElementBF16::pack>(values, factor, staging, thread);
+      }
     }
-    ::cuda::ptx::cp_async_bulk_commit_group();
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+    ptx::named_barrier_sync<128>(barrier);
+    if (thread.leads() && first_row < params.mask.query_length) {
+#pragma unroll
+      for (int buffer = 0; buffer < kBuffers; ++buffer) {
+        const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, coordinates.head, first_row, coordinates.batch};
+        ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
+                                          shared.out[thread.consumer()][buffer]);
+      }
+      ::cuda::ptx::cp_async_bulk_commit_group();
+    }
   }
 }
 

@@ -18,6 +18,10 @@
 
 namespace fp8attn::cuda {
 
+// One consumer warpgroup: a pipeline over the steps of all its tiles.
+//
+// A step multiplies the probabilities of its keys with their values, and then the query with the keys of the next step,
+// which may belong to the next tile: so the end of one tile and the beginning of the next hide behind each other.
 template <class Traits>
 class Consumer {
  public:
@@ -27,58 +31,178 @@ class Consumer {
   __device__ Consumer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params, ConsumerThread thread)
       : shared_(shared), maps_(maps), params_(params), thread_(thread) {}
 
+  // Walks the steps of keys of a tile from the last, where masks apply, to the first.
   __device__ void run() {
-    StaticSchedule schedule(params_.order);
-    uint32_t parity = 0;  // of the query ring
-    for (TileCoordinates tile; schedule.next(tile); parity ^= 1) compute(tile, parity);
+    if (params_.mask.key_length == 0) {
+      store_empty_tiles();
+    } else if (enter()) {
+      Scores scores;
+      wait_stage(shared_.key_ring, key_);
+      issue_all_scores(scores);
+      ptx::wgmma_wait<0>();
+      begin();
+      while (true) {
+        receive(scores);
+        const bool last = unscored_ == 0;
+        const bool more = !last || enter();
+        step(scores, more);
+        if (last) {
+          finish(tile_back(2));  // the next one, or the end, has been entered
+          if (!more) break;
+          begin();
+        } else {
+          blocks_ = kBlocks;
+        }
+      }
+    }
     // Shared memory must outlive the last store.
     if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }
 
  private:
-  using Scores = typename Math::Score[Math::kBlocksPerStep][Math::kScoreRegisters];
-  static constexpr int kBlocks = Math::kBlocksPerStep;
-  // The producer loads key and value blocks in turn. Keys that are waited for while the values before them still hold
-  // their stages must not stand behind values without one.
-  static_assert(Traits::kStages >= (Traits::kOverlapsSteps ? 3 : 2) * kBlocks - 1, "the rings would deadlock");
+  static constexpr int kBlocks = Traits::kBlocksPerStep;
+  // Scores are computed in parts of a step, so that the maxima of one hide behind the products of the next.
+  static constexpr int kParts = Math::kParts;
+  static constexpr int kBlocksPerPart = kBlocks / kParts;
+  using Part = typename Math::Score[Math::kScoreRegisters];
+  using Scores = Part[kParts];
+  // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
+  static constexpr bool kOverlaps = Traits::kOverlaps;
 
-  // Walks the blocks of keys from the last, where masks apply, to the first.
-  __device__ void compute(const TileCoordinates& tile, uint32_t query_parity) {
-    first_row_ = tile.query_tile * Traits::kTileM + thread_.consumer * Traits::kWarpgroupM;
-    visible_to_all_ = params_.mask.visible_end(first_row_);
-    const int all = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
-    block_ = blocks_for<Traits>(params_.mask, first_row_, Traits::kWarpgroupM);
-    begin(tile, query_parity);
-    for (int skipped = block_; skipped < all; ++skipped) skip_block();
-    Scores scores;
-    if (kBlocks == 2 && block_ % 2 == 1) {
-      wait_stages<1>(shared_.key_ring, key_);
-      first_scores<1, true>(scores);
-      step<1, false>(scores);
-    } else if (block_ > 0) {
-      wait_stages<kBlocks>(shared_.key_ring, key_);
+  __device__ int first_row(const TileCoordinates& tile) const {
+    return tile.query_tile * Traits::kTileM + thread_.consumer() * Traits::kWarpgroupM;
+  }
+  __device__ int blocks_of(const TileCoordinates& tile) const {
+    return blocks_for<Traits>(params_.mask, first_row(tile), Traits::kWarpgroupM);
+  }
+  // Steps before those of the warpgroup's rows, which only other warpgroups need.
+  __device__ int skipped_of(const TileCoordinates& tile) const {
+    const int tile_blocks = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
+    return steps_for<Traits>(tile_blocks) - steps_for<Traits>(blocks_of(tile));
+  }
+
+  // Without any key.
+  __device__ void store_empty_tiles() {
+    while (next_tile()) {
+      release(shared_.query_ring[thread_.consumer()].empty[0]);
+      multiplier_[0] = multiplier_[1] = 1.0f;
+      softmax_.reset(multiplier_);
+      Math::clear(output_);
+      finish(tile_back(1));
     }
-#pragma unroll 1
-    while (block_ > 0 && block_ * Traits::kTileN > visible_to_all_) {
-      first_scores<kBlocks, true>(scores);
-      step<kBlocks, false>(scores);
-    }
-    if constexpr (Traits::kOverlapsSteps) {
-      if (block_ > 0) {
-        first_scores<kBlocks, false>(scores);
-#pragma unroll 1
-        while (block_ > 0) step<kBlocks, true>(scores);
-        step<kBlocks, false>(scores);
+  }
+
+  // P V of a step, and the scores of the next one. Without more steps these are scores of whatever is there, and nobody
+  // reads them.
+  __device__ __forceinline__ void step(Scores& scores, bool more) {
+    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, more);
+    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, more);
+    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, more);
+    step_of<3>(scores, more);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void step_of(Scores& scores, bool more) {
+    if constexpr (kCount <= kBlocks) {
+      typename Math::Fresh fresh;
+      multiply<kCount>(scores, fresh);
+      // Barriers are waited for while products are in flight.
+      wait_stage_if(more, shared_.key_ring, key_);
+      if constexpr (kOverlaps) {
+        issue_scores<0>(scores);
+        ptx::wgmma_wait<1>();
+        fold(fresh);
+        if constexpr (kParts == 2) issue_scores<1>(scores);
+      } else {
+        ptx::wgmma_wait<0>();
+        fold(fresh);
+        issue_all_scores(scores);
       }
+      wait_stage_if(more, shared_.value_ring, value_);
+      ptx::wgmma_wait<0>();
+    }
+  }
+
+  // P V of kCount blocks. Leaves its last group in flight.
+  template <int kCount>
+  __device__ __forceinline__ void multiply(Scores& scores, typename Math::Fresh& fresh) {
+    Math::rescale_output(output_, rescale_);
+    const uint32_t values = ptx::shared_address(shared_.value[value_.stage()]);
+    if constexpr (Math::kInChunks) {
+      uint32_t operands[kCount * Math::kProductsPerBlock][4];
+      make_operands(scores, 0, operands);
+      Math::multiply_chunks(output_, fresh, operands, values, rescale_);
     } else {
-#pragma unroll 1
-      while (block_ > 0) {
-        first_scores<kBlocks, false>(scores);
-        step<kBlocks, false>(scores);
+#pragma unroll
+      for (int block = 0; block < kCount; ++block) {
+        // The tensor core starts with the operands of one block while those of the next are made.
+        uint32_t operands[Math::kProductsPerBlock][4];
+        make_operands(scores, block, operands);
+        ptx::wgmma_fence();
+        Math::multiply(output_, fresh, operands, values, block);
       }
+      ptx::wgmma_commit();
     }
-    if constexpr (!Math::kQueryInRegisters) release(shared_.query_ring[thread_.consumer].empty[0]);
-    finish(tile);
+  }
+
+  // Operands of the products from the first one of `block` on.
+  template <int kProducts>
+  __device__ __forceinline__ void make_operands(Scores& scores, int block, uint32_t (&operands)[kProducts][4]) {
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+      constexpr int kProductsPerPart = kBlocksPerPart * Math::kProductsPerBlock;
+      const int product = block * Math::kProductsPerBlock + k;
+      softmax_.operand(scores[product / kProductsPerPart], product % kProductsPerPart, operands[k]);
+      ptx::pin(operands[k]);
+    }
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void issue_scores(Scores& scores) {
+    ptx::wgmma_fence();
+    Math::issue_scores(scores[kPart], query_, query_address(), ptx::shared_address(shared_.key[key_.stage()]), kPart);
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_all_scores(Scores& scores) {
+    issue_scores<0>(scores);
+    if constexpr (kParts == 2) issue_scores<1>(scores);
+  }
+
+  // Behind the wait for P V.
+  __device__ __forceinline__ void fold(typename Math::Fresh& fresh) {
+    Math::fold(output_, fresh, rescale_);
+    release_stage(shared_.value_ring, value_);
+  }
+
+  // Behind the wait for the scores of a step: the stage goes back, mask, maxima.
+  __device__ __forceinline__ void receive(Scores& scores) {
+    release_stage(shared_.key_ring, key_);
+    --unscored_;
+    if (!Traits::kQueryInRegisters && unscored_ == 0) release(shared_.query_ring[thread_.consumer()].empty[0]);
+#pragma unroll
+    for (auto& part : scores) {
+      ptx::pin(part);
+      Math::adjust_scores(part, params_.softmax_scale_log2);
+    }
+    const int first_key = unscored_ * Traits::kStepN;
+    if (first_key + Traits::kStepN > visible_to_all_) mask(scores, first_key);
+    softmax_.raise_maxima(scores);
+    softmax_.prepare(scores, rescale_);
+  }
+
+  __device__ __forceinline__ void mask(Scores& scores, int first_key) {
+    const int row = first_row(tile_back(1));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      int visible[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        visible[i] = params_.mask.visible_end(row + thread_.row(i)) - first_key -
+                     part * (Traits::kStepN / kParts);
+      }
+      mask_scores(scores[part], visible, thread_.lane());
+    }
   }
 
   // From a score to octaves, for the rows of this thread.
@@ -87,146 +211,72 @@ class Consumer {
         params_.softmax_scale_log2 * params_.k_scale.at(tile.batch, params_.queries_per_kv.divide(tile.head));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = min(first_row_ + thread_.row(i), params_.mask.query_length - 1);
+      const int row = min(first_row(tile) + thread_.row(i), params_.mask.query_length - 1);
       multiplier[i] = common * params_.q_scale.at(tile.batch, tile.head, row);
     }
   }
 
-  // Scales, the query fragment, empty accumulators.
-  __device__ void begin(const TileCoordinates& tile, uint32_t query_parity) {
-    float multiplier[2];
-    load_multipliers(tile, multiplier);
-    wait_barrier(&shared_.query_ring[thread_.consumer].full[0], query_parity);
-    if constexpr (Math::kQueryInRegisters) {
-      // The rescaling decision waits for every load, so the tile is free behind it.
-      Math::load_query(query_, query_address(), thread_.warp, thread_.lane, multiplier);
-      release(shared_.query_ring[thread_.consumer].empty[0]);
+  // The tile that was entered last (1), or the one before (2).
+  __device__ const TileCoordinates& tile_back(int count) const {
+    return shared_.tile[(entered_ - count) % Traits::kTileSlots];
+  }
+
+  // Waits for the next tile and its query. False: there is none.
+  __device__ bool next_tile() {
+    wait_barrier(&shared_.query_ring[thread_.consumer()].full[0], entered_ & 1);
+    ++entered_;
+    return !tile_back(1).is_none();
+  }
+
+  // Makes the query of the next tile ready for issue_scores(), and passes over keys that only other warpgroups need.
+  // False: there is no next tile.
+  __device__ __forceinline__ bool enter() {
+    if (!next_tile()) return false;
+    const TileCoordinates tile = tile_back(1);
+    load_multipliers(tile, multiplier_);
+    if constexpr (Traits::kIsE4M3) {
+      Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
+      if constexpr (Traits::kQueryInRegisters) {
+        // The rescaling decision waits for every load, so the tile is free behind it.
+        release(shared_.query_ring[thread_.consumer()].empty[0]);
+      } else {
+        // wgmma reads what any warp of the warpgroup may have rewritten. The 128 threads of the warpgroup meet.
+        ptx::named_barrier_sync<128>(1 + thread_.consumer());
+      }
     } else {
-      sign_ = multiplier[0] > 0.0f ? 1.0f : (multiplier[0] < 0.0f ? -1.0f : 0.0f);
-      multiplier[0] = multiplier[1] = sign_ == 0.0f ? 1.0f : fabsf(multiplier[0]);
+      // The scores carry the sign (adjust_scores()).
+      multiplier_[0] = multiplier_[1] = multiplier_[0] == 0.0f ? 1.0f : fabsf(multiplier_[0]);
     }
-    softmax_.reset(multiplier);
+    for (int i = skipped_of(tile); i > 0; --i) skip_stage(shared_.key_ring, key_);
+    return true;
+  }
+
+  // The state of the tile that has been entered, when the tile before it is finished.
+  __device__ __forceinline__ void begin() {
+    const TileCoordinates tile = tile_back(1);
+    visible_to_all_ = params_.mask.visible_end(first_row(tile));
+    const int blocks = blocks_of(tile);
+    unscored_ = steps_for<Traits>(blocks);
+    blocks_ = blocks - (unscored_ - 1) * kBlocks;
+    for (int i = skipped_of(tile); i > 0; --i) skip_stage(shared_.value_ring, value_);
+    wait_stage(shared_.value_ring, value_);
+    softmax_.reset(multiplier_);
     Math::clear(output_);
   }
 
-  // The three rules of waiting, which keep the latency of a barrier behind products in flight: keys have arrived before
-  // their scores are issued; the values of a block are waited for right behind the issue of its scores; the keys of the
-  // next step are waited for last, before the wait for the products.
-
-  // Issues the products of the query with the next kCount blocks of keys, a group each.
-  template <int kCount>
-  __device__ __forceinline__ void issue_scores(Scores& scores) {
-    RingPosition<Traits::kStages> position = key_;
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      Math::issue_scores(scores[b], query_, query_address(), ptx::shared_address(shared_.key[position.stage]));
-      ptx::wgmma_commit();
-      position.advance();
-    }
+  __device__ static void wait_stage(RingBarriers<Traits::kStages>& ring, const RingPosition<Traits::kStages>& position) {
+    wait_barrier(&ring.full[position.stage()], position.parity());
   }
 
-  // Behind the wait for that product: the stage goes back, mask, maxima.
-  template <bool kMasked>
-  __device__ __forceinline__ void receive_scores(typename Math::Score (&scores)[Math::kScoreRegisters]) {
-    ptx::pin(scores);
-    release_stage(shared_.key_ring, key_);
-    --block_;
-    Math::adjust_scores(scores, sign_);
-    if (kMasked && (block_ + 1) * Traits::kTileN > visible_to_all_) mask_block(scores, block_);
-    softmax_.raise_maxima(scores);
+  // Without a branch. Where there is no stage to come, the phase before it has passed.
+  __device__ static void wait_stage_if(bool more, RingBarriers<Traits::kStages>& ring,
+                                       const RingPosition<Traits::kStages>& position) {
+    wait_barrier(&ring.full[position.stage()], position.parity() ^ static_cast<uint32_t>(!more));
   }
 
-  // The wait for the kCount products issued last.
-  template <int kCount, bool kMasked>
-  __device__ __forceinline__ void receive_all(Scores& scores) {
-    if constexpr (kCount == 2) {
-      ptx::wgmma_wait<1>();
-      receive_scores<kMasked>(scores[0]);
-    }
-    ptx::wgmma_wait<0>();
-    receive_scores<kMasked>(scores[kCount - 1]);
-    softmax_.template prepare<kCount>(scores, rescale_);
-  }
-
-  // The scores of the next kCount blocks, with no other product in flight.
-  template <int kCount, bool kMasked>
-  __device__ __forceinline__ void first_scores(Scores& scores) {
-    ptx::wgmma_fence();
-    issue_scores<kCount>(scores);
-    wait_stages<kCount>(shared_.value_ring, value_);
-    if (Traits::kOverlapsSteps && block_ > kCount) {
-      wait_stages<kBlocks>(shared_.key_ring, key_.template ahead<kCount>());
-    }
-    receive_all<kCount, kMasked>(scores);
-  }
-
-  // Probabilities and P V of the kCount blocks whose scores are there. kMore: brings in the scores of the next step,
-  // whose products are queued behind P V so that the tensor core works through the fold and the maxima.
-  template <int kCount, bool kMore>
-  __device__ __forceinline__ void step(Scores& scores) {
-    Math::rescale_output(output_, rescale_);
-    typename Math::Fresh fresh;
-    RingPosition<Traits::kStages> position = value_;
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      const uint32_t values = ptx::shared_address(shared_.value[position.stage]);
-      position.advance();
-#pragma unroll
-      for (int first = 0; first < Math::kProducts; first += Traits::kProductsPerGroup) {
-        // The tensor core starts with these operands while the next ones are made.
-        uint32_t a[Traits::kProductsPerGroup][4];
-#pragma unroll
-        for (int k = 0; k < Traits::kProductsPerGroup; ++k) {
-          softmax_.operand(scores[b], first + k, a[k]);
-          ptx::pin(a[k]);
-        }
-        ptx::wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < Traits::kProductsPerGroup; ++k) {
-          Math::multiply_values(output_, fresh, a[k], values, first + k, b == 0 && first + k == 0);
-        }
-      }
-    }
-    ptx::wgmma_commit();
-    if constexpr (kMore) {
-      issue_scores<kBlocks>(scores);
-      wait_stages<kBlocks>(shared_.value_ring, value_.template ahead<kCount>());
-      if (block_ > kBlocks) wait_stages<kBlocks>(shared_.key_ring, key_.template ahead<kBlocks>());
-    } else {
-      if (block_ > 0) wait_stages<kBlocks>(shared_.key_ring, key_);
-    }
-    ptx::wgmma_wait<kMore ? kBlocks : 0>();
-    Math::fold(output_, fresh, rescale_);
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) release_stage(shared_.value_ring, value_);
-    if constexpr (kMore) receive_all<kBlocks, false>(scores);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ static void wait_stages(RingBarriers<Traits::kStages>& ring,
-                                                     RingPosition<Traits::kStages> position) {
-#pragma unroll
-    for (int b = 0; b < kCount; ++b) {
-      wait_barrier(&ring.full[position.stage], position.parity);
-      position.advance();
-    }
-  }
-
-  __device__ __forceinline__ void mask_block(typename Math::Score (&scores)[Math::kScoreRegisters], int block) {
-    int visible[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      visible[i] = params_.mask.visible_end(first_row_ + thread_.row(i)) - block * Traits::kTileN;
-    }
-    mask_scores(scores, visible, thread_.lane);
-  }
-
-  // Passes a block that another warpgroup needs and this one does not.
-  __device__ void skip_block() {
-    wait_barrier(&shared_.key_ring.full[key_.stage], key_.parity);
-    release_stage(shared_.key_ring, key_);
-    wait_barrier(&shared_.value_ring.full[value_.stage], value_.parity);
-    release_stage(shared_.value_ring, value_);
+  __device__ void skip_stage(RingBarriers<Traits::kStages>& ring, RingPosition<Traits::kStages>& position) const {
+    wait_stage(ring, position);
+    release_stage(ring, position);
   }
 
   __device__ void finish(const TileCoordinates& tile) {
@@ -241,7 +291,7 @@ class Consumer {
     }
     if (params_.lse != nullptr) store_lse(tile, sum);
     if (per_channel || params_.v_mean.data != nullptr) {
-      finish_channels(output_.value, factor, sum, params_, tile.batch, kv_head, thread_.lane);
+      finish_channels(output_.value, factor, sum, params_, tile.batch, kv_head, thread_.lane());
     }
     store_output<Traits>(shared_, maps_, params_, tile, output_.value, factor, thread_);
   }
@@ -251,8 +301,8 @@ class Consumer {
     load_multipliers(tile, multiplier);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = first_row_ + thread_.row(i);
-      if ((thread_.lane & 3) != 0 || row >= params_.mask.query_length) continue;
+      const int row = first_row(tile) + thread_.row(i);
+      if ((thread_.lane() & 3) != 0 || row >= params_.mask.query_length) continue;
       constexpr float kLn2 = 0.693147180559945f;
       params_.lse[tile.batch * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
                   row * params_.lse_row_stride] = sum[i] == 0.0f
@@ -262,15 +312,15 @@ class Consumer {
     }
   }
 
-  __device__ uint32_t query_address() const { return ptx::shared_address(shared_.query[thread_.consumer]); }
+  __device__ uint32_t query_address() const { return ptx::shared_address(shared_.query[thread_.consumer()]); }
 
   // One arrival a warp.
   __device__ void release(uint64_t& empty) const {
     __syncwarp();
-    if (thread_.lane == 0) arrive_barrier(&empty);
+    if (thread_.lane() == 0) arrive_barrier(&empty);
   }
   __device__ void release_stage(RingBarriers<Traits::kStages>& ring, RingPosition<Traits::kStages>& position) const {
-    release(ring.empty[position.stage]);
+    release(ring.empty[position.stage()]);
     position.advance();
   }
 
@@ -279,11 +329,12 @@ class Consumer {
   const PrefillParams& params_;
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
-  int first_row_;
-  int visible_to_all_;  // every row of the warpgroup sees the keys before this one
-  int block_;           // blocks whose scores have not been received yet
-  float rescale_[2];    // of the output, before the received scores' P V is added
-  float sign_ = 1.0f;
+  uint32_t entered_ = 0;  // tiles, the end of them included
+  int visible_to_all_;   // every row of the warpgroup sees the keys before this one
+  int blocks_;           // of the step whose scores have been received last
+  int unscored_;         // steps of the tile whose scores have not been received yet
+  float multiplier_[2];  // from a score to octaves, of the tile entered last
+  float rescale_[2];     // of the output, before the received scores' P V is added
   typename Math::Query query_;
   typename Math::Output output_;
   typename Math::Softmax softmax_;
@@ -300,10 +351,13 @@ __device__ void initialise(typename Traits::Shared& shared) {
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   if constexpr (Traits::kIsE4M3) {
-    constexpr int kWords = Traits::kOnesRows * Traits::kTileN / 4;
+    using Tile = typename Traits::PackedValueTile;
+    constexpr int kWords = Traits::kOnesRows * Tile::kChunkBytes / 4;
     for (auto& stage : shared.value) {
-      auto* ones = reinterpret_cast<uint32_t*>(stage + Traits::kHeadDimV * Traits::kTileN);
-      for (int i = threadIdx.x; i < kWords; i += Traits::kThreads) ones[i] = 0x38383838;  // 1.0 four times
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        auto* ones = reinterpret_cast<uint32_t*>(stage + Tile::row_offset(chunk, Traits::kHeadDimV));
+        for (int i = threadIdx.x; i < kWords; i += Traits::kThreads) ones[i] = 0x38383838;  // 1.0 four times
+      }
     }
   }
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
@@ -314,19 +368,20 @@ __device__ void initialise(typename Traits::Shared& shared) {
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillMaps maps, const __grid_constant__ PrefillParams params) {
-  extern __shared__ uint8_t dynamic_shared[];
-  const auto base = (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) & ~static_cast<uintptr_t>(1023);
-  auto& shared = *reinterpret_cast<typename Traits::Shared*>(base);
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<typename Traits::Shared*>(dynamic_shared);
   initialise<Traits>(shared);
 
   // The shuffle tells the compiler that the warp index is the same for all lanes.
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
-    if (warp == 0 && lane == 0) Producer<Traits>(shared, maps, params).load_all();
+    Producer<Traits> producer(shared, maps, params);
+    if (warp == 0 && lane == 0 && params.mask.key_length > 0) producer.load_keys_and_values();
+    if (warp == 1 && lane == 0) producer.load_queries();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
-    Consumer<Traits>(shared, maps, params, {warp / 4 - 1, warp % 4, lane}).run();
+    Consumer<Traits>(shared, maps, params, {warp}).run();
   }
 }
 

@@ -39,20 +39,21 @@ inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_i
 
 template <class Traits>
 PrefillMaps tensor_maps(const PrefillProblem& problem) {
-  constexpr std::uint32_t kChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
-  constexpr std::uint32_t kOutChunk = Traits::OutTile::kChunkBytes / 2;
+  constexpr std::uint32_t kQueryChunk = Traits::QueryTile::kChunkBytes / Traits::Element::kBytes;
+  constexpr std::uint32_t kKeyChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
+  constexpr std::uint32_t kValueChunk = Traits::ValueTile::kChunkBytes / Traits::Element::kBytes;
   PrefillMaps maps;
-  maps.query = make_tensor_map(problem.q, {kChunk, 1, Traits::kWarpgroupM, 1}, "q");
-  maps.out = make_tensor_map(problem.out, {kOutChunk, 1, Traits::kWarpgroupM, 1}, "out");
+  maps.query = make_tensor_map(problem.q, {kQueryChunk, 1, Traits::kWarpgroupM, 1}, "q");
+  maps.out = make_tensor_map(problem.out, {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1}, "out");
   if (problem.k.shape[1] == 0) {  // no key: the maps of k and v are never used, and a map cannot be empty
     maps.key = maps.value = maps.query;
     return maps;
   }
-  maps.key = make_tensor_map(problem.k, {kChunk, 1, Traits::kTileN, 1}, "k");
-  if constexpr (Traits::kVLayout == VLayout::kPacked) {
-    maps.value = make_tensor_map(problem.v, {Traits::kTileN, Traits::kHeadDimV, 1, 1}, "v");
+  maps.key = make_tensor_map(problem.k, {kKeyChunk, 1, Traits::kBlockN, 1}, "k");
+  if constexpr (Traits::kIsE4M3) {
+    maps.value = make_tensor_map(problem.v, {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
   } else {
-    maps.value = make_tensor_map(problem.v, {kChunk, 1, Traits::kTileN, 1}, "v");
+    maps.value = make_tensor_map(problem.v, {kValueChunk, 1, Traits::kBlockN, 1}, "v");
   }
   return maps;
 }
@@ -89,13 +90,13 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   params.out_is_fp16 = problem.out.dtype == DType::kFP16;
 
   const auto kernel = prefill_kernel<Traits>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), "prefill",
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(typename Traits::Shared))), "prefill",
         "cudaFuncSetAttribute");
   // Not <<<>>>: its error would have to be fetched with cudaGetLastError, which may hold somebody else's.
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = Traits::kThreads;
-  config.dynamicSmemBytes = Traits::kSharedBytes;
+  config.dynamicSmemBytes = sizeof(typename Traits::Shared);
   config.stream = stream;
   // The prologue runs while the kernel before is still at work; the kernel itself waits for its results (initialise()).
   cudaLaunchAttribute overlap{};

@@ -11,12 +11,20 @@
 
 namespace fp8attn::cuda {
 
-// Blocks of keys that the rows [first_row, first_row + rows) of a sequence need.
+// Blocks of keys that the rows [first_row, first_row + rows) of a sequence need. Rows that see no key have one anyway,
+// all of it masked: so every tile is treated alike.
 template <class Traits>
 __device__ __forceinline__ int blocks_for(const Mask& mask, int first_row, int rows) {
-  return (mask.visible_end(first_row + rows - 1) + Traits::kTileN - 1) / Traits::kTileN;
+  return max((mask.visible_end(first_row + rows - 1) + Traits::kBlockN - 1) / Traits::kBlockN, 1);
 }
 
+// Steps that so many blocks take. Steps start at multiples of kStepN keys, so the last keys' step may be short.
+template <class Traits>
+__device__ __forceinline__ int steps_for(int blocks) {
+  return (blocks + Traits::kBlocksPerStep - 1) / Traits::kBlocksPerStep;
+}
+
+// Two threads of the producer warpgroup bring everything.
 template <class Traits>
 class Producer {
  public:
@@ -25,29 +33,50 @@ class Producer {
   __device__ Producer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
       : shared_(shared), maps_(maps), params_(params) {}
 
-  // One thread: everything that TMA brings, from the last block of keys to the first.
-  __device__ void load_all() {
+  // One thread: tells the consumers which tiles they have, with the query of each. Far ahead of the keys, since the
+  // queries come from beyond the L2 cache.
+  __device__ void load_queries() {
+    StaticSchedule schedule(params_.order);
+    int index = 0;
+    for (TileCoordinates tile; schedule.next(tile); ++index) {
+      for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[0], (index & 1) ^ 1);
+      shared_.tile[index % Traits::kTileSlots] = tile;
+      for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+        load_chunks<typename Traits::QueryTile>(
+            shared_.query[consumer], maps_.query, &shared_.query_ring[consumer].full[0], tile.head,
+            tile.query_tile * Traits::kTileM + consumer * Traits::kWarpgroupM, 1, tile.batch);
+      }
+    }
+    for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[0], (index & 1) ^ 1);
+    shared_.tile[index % Traits::kTileSlots] = TileCoordinates::none();
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[0]);
+  }
+
+  // One thread: keys and values, from the last step of a tile to the first.
+  __device__ void load_keys_and_values() {
     StaticSchedule schedule(params_.order);
     for (TileCoordinates tile; schedule.next(tile);) {
-      const int first_row = tile.query_tile * Traits::kTileM;
-      load_query(tile, first_row);
+      const int blocks = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
       const int kv_head = params_.queries_per_kv.divide(tile.head);
-      for (int block = blocks_for<Traits>(params_.mask, first_row, Traits::kTileM) - 1; block >= 0; --block) {
-        load_rows<typename Traits::KeyTile>(maps_.key, shared_.key_ring, shared_.key, key_, kv_head, block, tile.batch);
-        if constexpr (Traits::kVLayout == VLayout::kPacked) {
-          load_packed(kv_head, block, tile.batch);
+      for (int step = steps_for<Traits>(blocks) - 1; step >= 0; --step) {
+        const int block = step * Traits::kBlocksPerStep;
+        const int count = min(blocks - block, Traits::kBlocksPerStep);
+        load_rows<typename Traits::KeyTile>(maps_.key, shared_.key_ring, shared_.key, key_, kv_head, block, count,
+                                            tile.batch);
+        if constexpr (Traits::kIsE4M3) {
+          load_packed(kv_head, block, count, tile.batch);
         } else {
           load_rows<typename Traits::ValueTile>(maps_.value, shared_.value_ring, shared_.value, value_, kv_head, block,
-                                                tile.batch);
+                                                count, tile.batch);
         }
       }
     }
   }
 
  private:
-  __device__ static void load(void* destination, const CUtensorMap& map, uint64_t* barrier, int x, int y, int z,
-                              int w) {
-    const int32_t coordinates[4] = {x, y, z, w};
+  __device__ static void load(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0, int c1, int c2,
+                              int c3) {
+    const int32_t coordinates[4] = {c0, c1, c2, c3};
     ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
                                       coordinates, barrier);
   }
@@ -57,50 +86,46 @@ class Producer {
                                            barrier, bytes);
   }
 
-  // Rows of channels in as many boxes as the tile has chunks.
+  // `count` times 64 rows of channels, in as many boxes as the tile has chunks.
   template <class Tile>
   __device__ static void load_chunks(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int head, int row,
-                                     int batch) {
-    constexpr int kChunkChannels = Tile::kChunkBytes / Traits::Element::kBytes;
-    expect_bytes(barrier, Tile::kBytes);
+                                     int count, int batch) {
+    constexpr int kBoxRows = 64, kChunkChannels = Tile::kChunkBytes / Traits::Element::kBytes;
+    expect_bytes(barrier, count * (Tile::kBytes / Tile::kRows * kBoxRows));
+    for (int box = 0; box < count; ++box) {
 #pragma unroll
-    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      load(destination + chunk * Tile::kRows * Tile::kChunkBytes, map, barrier, chunk * kChunkChannels, head, row,
-           batch);
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        load(destination + Tile::row_offset(chunk, box * kBoxRows), map, barrier, chunk * kChunkChannels, head,
+             row + box * kBoxRows, batch);
+      }
     }
-  }
-
-  __device__ void load_query(const TileCoordinates& tile, int first_row) {
-    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      RingBarriers<1>& ring = shared_.query_ring[consumer];
-      wait_barrier(&ring.empty[0], query_.parity ^ 1);
-      load_chunks<typename Traits::QueryTile>(shared_.query[consumer], maps_.query, &ring.full[0], tile.head,
-                                              first_row + consumer * Traits::kWarpgroupM, tile.batch);
-    }
-    query_.advance();
   }
 
   template <class Tile, int kStages, int kBytes>
   __device__ static void load_rows(const CUtensorMap& map, RingBarriers<kStages>& ring,
                                    uint8_t (&stages)[kStages][kBytes], RingPosition<kStages>& position, int head,
-                                   int block, int batch) {
-    wait_barrier(&ring.empty[position.stage], position.parity ^ 1);
-    load_chunks<Tile>(stages[position.stage], map, &ring.full[position.stage], head, block * Traits::kTileN, batch);
+                                   int block, int count, int batch) {
+    wait_barrier(&ring.empty[position.stage()], position.parity() ^ 1);
+    load_chunks<Tile>(stages[position.stage()], map, &ring.full[position.stage()], head, block * Traits::kBlockN, count,
+                      batch);
     position.advance();
   }
 
-  __device__ void load_packed(int head, int block, int batch) {
-    wait_barrier(&shared_.value_ring.empty[value_.stage], value_.parity ^ 1);
-    uint64_t* full = &shared_.value_ring.full[value_.stage];
-    expect_bytes(full, Traits::kHeadDimV * Traits::kTileN);
-    load(shared_.value[value_.stage], maps_.value, full, block * Traits::kTileN, 0, head, batch);
+  __device__ void load_packed(int head, int block, int count, int batch) {
+    using Tile = typename Traits::PackedValueTile;
+    wait_barrier(&shared_.value_ring.empty[value_.stage()], value_.parity() ^ 1);
+    uint64_t* full = &shared_.value_ring.full[value_.stage()];
+    expect_bytes(full, count * Traits::kHeadDimV * Traits::kBlockN);
+    for (int box = 0; box < count; ++box) {
+      load(shared_.value[value_.stage()] + Tile::row_offset(box, 0), maps_.value, full, (block + box) * Traits::kBlockN, 0,
+           head, batch);
+    }
     value_.advance();
   }
 
   Shared& shared_;
   const PrefillMaps& maps_;
   const PrefillParams& params_;
-  RingPosition<1> query_;
   RingPosition<Traits::kStages> key_, value_;
 };
 

@@ -14,10 +14,10 @@ template <class Traits>
 struct Math16Bit {
   using Score = float;
   using Softmax = SoftmaxFloat<typename Traits::Element>;
-  static constexpr int kScoreRegisters = 64;
-  static constexpr int kProducts = Traits::kTileN / 16;  // of P V, a block
-  static constexpr int kBlocksPerStep = 1;
-  static constexpr bool kQueryInRegisters = false;
+  static constexpr int kParts = 1;
+  static constexpr int kScoreRegisters = Traits::kStepN / 2;
+  static constexpr int kProductsPerBlock = Traits::kBlockN / 16;  // of P V
+  static constexpr bool kInChunks = false;
   static constexpr int kDim = Traits::kHeadDimV;
   static constexpr bool kBF16 = Traits::Element::kDType == DType::kBF16;
 
@@ -28,27 +28,35 @@ struct Math16Bit {
   };
 
   __device__ static void clear(Output& output) {
-#pragma unroll
-    for (float& value : output.value) value = 0.0f;
+    ptx::clear(output.value);
   }
 
-  __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query&, uint32_t query, uint32_t key) {
+  __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query&, uint32_t query, uint32_t key, int) {
 #pragma unroll
     for (int k = 0; k < Traits::kHeadDimQk / 16; ++k) {
-      const uint64_t a_k = Traits::QueryTile::k_major_descriptor(query, 32 * k);
-      const uint64_t b_k = Traits::KeyTile::k_major_descriptor(key, 32 * k);
-      if (k == 0) {
-        kBF16 ? ptx::wgmma_bf16_f32_n128_ss_first(scores, a_k, b_k)
-              : ptx::wgmma_f16_f32_n128_ss_first(scores, a_k, b_k);
+      const uint64_t a = Traits::QueryTile::k_major_descriptor(query, 32 * k);
+      const uint64_t b = Traits::KeyTile::k_major_descriptor(key, 32 * k);
+      if constexpr (Traits::kStepN == 64) {
+        if (k == 0) {
+          kBF16 ? ptx::wgmma_bf16_f32_n64_ss_first(scores, a, b) : ptx::wgmma_f16_f32_n64_ss_first(scores, a, b);
+        } else {
+          kBF16 ? ptx::wgmma_bf16_f32_n64_ss_add(scores, a, b) : ptx::wgmma_f16_f32_n64_ss_add(scores, a, b);
+        }
       } else {
-        kBF16 ? ptx::wgmma_bf16_f32_n128_ss_add(scores, a_k, b_k) : ptx::wgmma_f16_f32_n128_ss_add(scores, a_k, b_k);
+        static_assert(Traits::kStepN == 128);
+        if (k == 0) {
+          kBF16 ? ptx::wgmma_bf16_f32_n128_ss_first(scores, a, b) : ptx::wgmma_f16_f32_n128_ss_first(scores, a, b);
+        } else {
+          kBF16 ? ptx::wgmma_bf16_f32_n128_ss_add(scores, a, b) : ptx::wgmma_f16_f32_n128_ss_add(scores, a, b);
+        }
       }
     }
   }
 
-  // A softmax scale that is not positive works on scores times sign (-1 or 0), with a positive multiplier.
-  __device__ static void adjust_scores(Score (&scores)[kScoreRegisters], float sign) {
-    if (sign == 1.0f) return;
+  // A softmax scale that is not positive works on scores times its sign (-1 or 0), with a positive multiplier.
+  __device__ static void adjust_scores(Score (&scores)[kScoreRegisters], float softmax_scale) {
+    if (softmax_scale > 0.0f) return;
+    const float sign = softmax_scale < 0.0f ? -1.0f : 0.0f;
 #pragma unroll
     for (float& score : scores) score *= sign;
   }
@@ -65,16 +73,23 @@ struct Math16Bit {
     ptx::pin(output.value);
   }
 
-  // Product k (of kProducts) with a block of values.
-  __device__ static void multiply_values(Output& output, Fresh&, const uint32_t (&a)[4], uint32_t values, int k, bool) {
-    const uint64_t b = Traits::ValueTile::n_major_descriptor(values, 16 * k);
-    if constexpr (kDim == 64) {
-      kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, a, b)
-            : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, a, b);
-    } else {
-      static_assert(kDim == 128);
-      kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, a, b)
-            : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, a, b);
+  // Products of the probabilities of a block with its values.
+  __device__ static void multiply(Output& output, Fresh&, const uint32_t (&operands)[kProductsPerBlock][4],
+                                  uint32_t values, int block) {
+#pragma unroll
+    for (int k = 0; k < kProductsPerBlock; ++k) {
+      const uint64_t b = Traits::ValueTile::n_major_descriptor(values, block * Traits::kBlockN + 16 * k);
+      if constexpr (kDim == 64) {
+        kBF16 ? ptx::wgmma_bf16_f32_n64_rs_bt_add(output.value, operands[k], b)
+              : ptx::wgmma_f16_f32_n64_rs_bt_add(output.value, operands[k], b);
+      } else if constexpr (kDim == 128) {
+        kBF16 ? ptx::wgmma_bf16_f32_n128_rs_bt_add(output.value, operands[k], b)
+              : ptx::wgmma_f16_f32_n128_rs_bt_add(output.value, operands[k], b);
+      } else {
+        static_assert(kDim == 256);
+        kBF16 ? ptx::wgmma_bf16_f32_n256_rs_bt_add(output.value, operands[k], b)
+              : ptx::wgmma_f16_f32_n256_rs_bt_add(output.value, operands[k], b);
+      }
     }
   }
 

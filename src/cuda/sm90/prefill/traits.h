@@ -1,7 +1,8 @@
-// Compile-time shape of a prefill kernel: element type, head dims, V layout, form of P, and the shared memory that
+// Compile-time shape of a prefill kernel: element type, head dims, form of P, and the shared memory that
 // follows from them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -9,6 +10,7 @@
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/probability.h"
 #include "cuda/sm90/tile/shared_tile.h"
+#include "cuda/sm90/tile/tile_order.h"
 #include "fp8attn/prefill.h"
 
 namespace fp8attn::cuda {
@@ -42,57 +44,102 @@ struct FormOf<PMode::kFast, kHeadDim> {
   using Type = LinearProbability;
 };
 
-template <class Element_, int kHeadDim, VLayout kVLayout_ = VLayout::kRowMajor, PMode kPMode_ = PMode::kDefault>
+// How the head dims shape the kernel. A step is what shares one maximum and one fold.
+template <bool kIsE4M3, int kHeadDimQk, int kHeadDimV>
+struct PrefillShape;
+// Three warpgroups hide more of each other's latencies than two, but leave each 160 registers.
+template <>
+struct PrefillShape<true, 64, 64> {
+  static constexpr int kConsumers = 3, kBlocksPerStep = 4, kStages = 4, kOutBuffers = 1;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<true, 128, 128> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kOutBuffers = 2;
+  static constexpr bool kQueryInRegisters = true;
+};
+template <>
+struct PrefillShape<true, 192, 128> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kOutBuffers = 2;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<true, 256, 256> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 2;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<false, 64, 64> {
+  static constexpr int kConsumers = 3, kBlocksPerStep = 2, kStages = 4, kOutBuffers = 1;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<false, 128, 128> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 2;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<false, 192, 128> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 1;
+  static constexpr bool kQueryInRegisters = false;
+};
+template <>
+struct PrefillShape<false, 256, 256> {
+  static constexpr int kConsumers = 2, kBlocksPerStep = 1, kStages = 2, kOutBuffers = 2;
+  static constexpr bool kQueryInRegisters = false;
+};
+
+// 8-bit wgmma reads V only with contiguous tokens: e4m3 kernels take it packed. A row-major one is packed before the
+// kernel (variants.cpp).
+template <class Element_, int kHeadDimQk_, int kHeadDimV_, PMode kPMode_ = PMode::kDefault>
 struct PrefillTraits {
   using Element = Element_;
-  static constexpr int kHeadDimQk = kHeadDim, kHeadDimV = kHeadDim;
-  static constexpr VLayout kVLayout = kVLayout_;
+  static constexpr int kHeadDimQk = kHeadDimQk_, kHeadDimV = kHeadDimV_;
   static constexpr PMode kPMode = kPMode_;
   static constexpr bool kIsE4M3 = Element::kDType == DType::kE4M3;
-  // 8-bit wgmma reads V only with contiguous tokens: a row-major one is packed before the kernel (variants.cpp).
-  static_assert(kIsE4M3 == (kVLayout == VLayout::kPacked));
+  using Shape = PrefillShape<kIsE4M3, kHeadDimQk, kHeadDimV>;
 
-  // Three warpgroups hide more of each other's latencies than two; with the registers that d = 128 needs, two are
-  // faster.
-  static constexpr int kConsumers = kHeadDim == 64 ? 3 : 2;
+  static constexpr int kConsumers = Shape::kConsumers;
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
-  static constexpr int kTileN = 128;                                         // keys of a block
+  static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
+  static constexpr int kBlocksPerStep = Shape::kBlocksPerStep, kStepN = kBlockN * kBlocksPerStep;
+  // A warpgroup may need fewer blocks of the tile than another: at most one step is skipped for it.
+  static_assert(kConsumers - 1 <= kBlocksPerStep);
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-
-  // Whether the scores of the next step are computed behind P V of this one: where the registers suffice for it.
-  static constexpr bool kOverlapsSteps = !kIsE4M3;
-
-  // How many products of P V are issued at a time, between the making of their operands: 2 where that was faster.
-  static constexpr int kProductsPerGroup =
-      kIsE4M3 && (kPMode == PMode::kDefault || (kPMode == PMode::kExact && kHeadDim == 128)) ? 2 : 4;
+  // Where P is cheap to make, the tensor core is the bound: the scores of the next step are then queued behind P V. The
+  // registers for that come from the query, which is read from shared memory.
+  static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192 || (kHeadDimQk == 128 && kPMode == PMode::kFast);
+  static constexpr bool kQueryInRegisters = Shape::kQueryInRegisters && !kOverlaps;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
 
   using QueryTile = SharedTile<kWarpgroupM, kHeadDimQk * Element::kBytes>;
-  using KeyTile = SharedTile<kTileN, kHeadDimQk * Element::kBytes>;
-  using RowMajorValueTile = SharedTile<kTileN, kHeadDimV * Element::kBytes>;  // [token][channel]
-  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kTileN>;          // [channel][token]
+  using KeyTile = SharedTile<kStepN, kHeadDimQk * Element::kBytes>;
+  using RowMajorValueTile = SharedTile<kStepN, kHeadDimV * Element::kBytes>;         // [token][channel]
+  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kStepN, kBlockN>;        // [block][channel][token]
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
-  using OutTile = SharedTile<kWarpgroupM, kHeadDimV * 2>;
+  using OutTile = SharedTile<kWarpgroupM, 128>;  // 64 channels
 
-  static constexpr int kStages = kIsE4M3 ? (kHeadDim == 64 ? 5 : 4) : (kHeadDim == 64 ? 4 : 2);
+  static constexpr int kStages = Shape::kStages, kOutBuffers = Shape::kOutBuffers;
+
+  // Tiles that the consumers may still read: the one being finished, the one entered, the one brought next.
+  static constexpr int kTileSlots = 4;
 
   struct Shared {
     alignas(1024) uint8_t query[kConsumers][QueryTile::kBytes];
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
-    alignas(1024) uint8_t out[kConsumers][OutTile::kBytes];
+    alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
+    TileCoordinates tile[kTileSlots];        // arrives with its query
     RingBarriers<1> query_ring[kConsumers];  // TMA -> one consumer warpgroup
-    RingBarriers<kStages> key_ring;          // TMA -> all consumer warpgroups
-    RingBarriers<kStages> value_ring;        // TMA -> all consumer warpgroups
+    RingBarriers<kStages> key_ring;          // TMA -> all consumer warpgroups, a step a stage
+    RingBarriers<kStages> value_ring;        // the same
   };
-  // Dynamic shared memory is aligned to 1024 bytes by hand.
-  static constexpr int kSharedBytes = sizeof(Shared) + 1024;
-  static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");
+  static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };
 
 }  // namespace fp8attn::cuda

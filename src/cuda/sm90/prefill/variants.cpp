@@ -40,7 +40,7 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
           .device = DeviceKind::kCuda,
           .dtype = dtype,
           .head_dim_qk = head_dim,
-          .head_dim_v = head_dim,
+          .head_dim_v = head_dim == 192 ? 128 : head_dim,
           .v_layout = v_layout,
           .p_mode = p_mode,
           .left_out_by = left_out_by,
@@ -67,10 +67,13 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
   X(prefill_e4m3_d##dim##_packed_fast)
 E4M3_FUNCTIONS(DECLARE, 64)
 E4M3_FUNCTIONS(DECLARE, 128)
+E4M3_FUNCTIONS(DECLARE, 192)
 DECLARE(prefill_bf16_d64)
 DECLARE(prefill_bf16_d128)
 DECLARE(prefill_fp16_d64)
 DECLARE(prefill_fp16_d128)
+DECLARE(prefill_bf16_d192)
+DECLARE(prefill_fp16_d192)
 
 #define E4M3_ROWS_OF(dim, mode, Mode)                                                                 \
   row("sm90-e4m3-d" #dim "-packed-" #mode, DType::kE4M3, dim, VLayout::kPacked, PMode::Mode,          \
@@ -87,10 +90,13 @@ std::span<const PrefillVariant> prefill_variants() {
   static constexpr PrefillVariant kRows[] = {
       E4M3_ROWS(64),
       E4M3_ROWS(128),
+      E4M3_ROWS(192),
       ROW_16BIT(64, bf16, kBF16),
       ROW_16BIT(64, fp16, kFP16),
       ROW_16BIT(128, bf16, kBF16),
       ROW_16BIT(128, fp16, kFP16),
+      ROW_16BIT(192, bf16, kBF16),
+      ROW_16BIT(192, fp16, kFP16),
   };
   return kRows;
 }

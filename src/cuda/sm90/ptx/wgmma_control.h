@@ -29,4 +29,11 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
+// Sets registers to 0. Not by assignment: the compiler makes that a memset, and then keeps a large array in memory.
+template <int kCount>
+__device__ __forceinline__ void clear(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(registers[i]));
+}
+
 }  // namespace fp8attn::cuda::ptx

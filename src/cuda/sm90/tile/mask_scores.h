@@ -7,27 +7,29 @@
 
 namespace fp8attn::cuda {
 
-// visible[i]: how many keys of this block row i of the thread sees (may be negative or beyond the block).
-__device__ __forceinline__ void mask_scores(uint32_t (&scores)[32], const int (&visible)[2], int lane) {
+// visible[i]: how many of the keys whose scores these are row i of the thread sees (may be negative or beyond them).
+template <int kRegisters>
+__device__ __forceinline__ void mask_scores(uint32_t (&scores)[kRegisters], const int (&visible)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    // Columns below 128 and this end are exact in half, so that one comparison serves two elements.
-    const int end = min(max(visible[i] - 2 * (lane & 3), -1), 128);
+    // Columns of a step and this end are exact in half, so that one comparison serves two elements.
+    const int end = min(max(visible[i] - 2 * (lane & 3), -1), 4 * kRegisters);
     const __half2 ends = __half2half2(__int2half_rn(end));
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kRegisters / 2; ++j) {
       const uint32_t keep = __hlt2_mask(__floats2half2_rn(8.0f * j, 8.0f * j + 1.0f), ends);
       scores[2 * j + i] = (scores[2 * j + i] & keep) | (0xFC00FC00u & ~keep);  // else minus infinity
     }
   }
 }
 
-__device__ __forceinline__ void mask_scores(float (&scores)[64], const int (&visible)[2], int lane) {
+template <int kRegisters>
+__device__ __forceinline__ void mask_scores(float (&scores)[kRegisters], const int (&visible)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int end = visible[i] - 2 * (lane & 3);
 #pragma unroll
-    for (int j = 0; j < 16; ++j) {
+    for (int j = 0; j < kRegisters / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         if (8 * j + c >= end) scores[4 * j + 2 * i + c] = -INFINITY;

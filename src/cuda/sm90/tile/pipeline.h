@@ -33,22 +33,12 @@ struct RingBarriers {
 // `parity ^ 1`: a fresh barrier counts as completed for the odd parity, so the first round does not wait.
 template <int kStages>
 struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
+  static_assert((kStages & (kStages - 1)) == 0, "one register holds stage and parity");
+  uint32_t count = 0;  // stages passed
 
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  template <int kCount>
-  __device__ RingPosition ahead() const {
-    RingPosition result = *this;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) result.advance();
-    return result;
-  }
+  __device__ int stage() const { return count % kStages; }
+  __device__ uint32_t parity() const { return count / kStages & 1; }
+  __device__ void advance() { ++count; }
 };
 
 }  // namespace fp8attn::cuda

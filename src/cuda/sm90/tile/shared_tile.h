@@ -1,4 +1,4 @@
-// A tile in shared memory as TMA writes it and wgmma reads it: rows of kRowBytes, cut into chunks of at most 128 bytes
+// A tile in shared memory as TMA writes it and wgmma reads it: rows of kRowBytes, cut into chunks of 64 or 128 bytes
 // that lie one behind the other, each chunk swizzled with its own width (PTX ISA, "Shared memory matrix layout").
 #pragma once
 
@@ -6,29 +6,30 @@
 
 namespace fp8attn::cuda {
 
-template <int kRows_, int kRowBytes>
+template <int kRows_, int kRowBytes, int kChunkBytes_ = kRowBytes % 128 == 0 ? 128 : 64>
 struct SharedTile {
   static constexpr int kRows = kRows_;
-  static constexpr int kChunkBytes = kRowBytes < 128 ? kRowBytes : 128;
+  static constexpr int kChunkBytes = kChunkBytes_;
   static constexpr int kChunks = kRowBytes / kChunkBytes;
   static constexpr int kBytes = kRows * kRowBytes;
   static_assert(kChunkBytes == 128 || kChunkBytes == 64, "the swizzles in use");
   static_assert(kRowBytes % kChunkBytes == 0);
 
+  // Byte offset of row `row` of chunk `chunk`. A multiple of 8 rows keeps the swizzle's pattern.
+  __device__ static constexpr int row_offset(int chunk, int row) { return (chunk * kRows + row) * kChunkBytes; }
+
   // Byte offset of 16-byte piece `piece` of row `row`. The swizzle xors the piece with the row, so that eight rows of
   // one column of pieces lie in eight different bank groups.
   __device__ static constexpr int offset(int row, int piece) {
     constexpr int kPieces = kChunkBytes / 16;
-    const int chunk = piece / kPieces;
     const int mixed = (piece % kPieces) ^ ((row * kChunkBytes / 128) % kPieces);
-    return chunk * kRows * kChunkBytes + row * kChunkBytes + mixed * 16;
+    return row_offset(piece / kPieces, row) + mixed * 16;
   }
 
-  // wgmma descriptor of the tile at `address` as a K-major operand, from byte `k_byte` of its rows: the bytes of a row
-  // are the reduction.
-  __device__ static uint64_t k_major_descriptor(uint32_t address, int k_byte) {
-    const int offset = k_byte / kChunkBytes * kRows * kChunkBytes + k_byte % kChunkBytes;
-    return descriptor(address, offset, 1);
+  // wgmma descriptor of the tile at `address` as a K-major operand, from byte `k_byte` of its rows (the bytes of a row
+  // are the reduction) and from row `row`, a multiple of 8.
+  __device__ static uint64_t k_major_descriptor(uint32_t address, int k_byte, int row = 0) {
+    return descriptor(address, row_offset(k_byte / kChunkBytes, row) + k_byte % kChunkBytes, 1);
   }
 
   // The same tile as an N-major operand from row `row`: the rows are the reduction. Chunks follow each other along N.

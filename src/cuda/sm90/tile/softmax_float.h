@@ -7,8 +7,8 @@
 
 namespace fp8attn::cuda {
 
-// As SoftmaxHalf, for a 64 x 128 float accumulator: register 4 j + 2 i + c holds column 8 j + 2 (lane % 4) + c of row
-// i. The probabilities lie as the A operand of eight k16 products. Pack makes one register of two floats.
+// As SoftmaxHalf, for a float accumulator: register 4 j + 2 i + c holds column 8 j + 2 (lane % 4) + c of row i. The
+// probabilities lie as the A operands of k16 products. Pack makes one register of two floats.
 template <class Pack>
 class SoftmaxFloat {
  public:
@@ -21,26 +21,29 @@ class SoftmaxFloat {
     }
   }
 
-  // Takes note of the largest scores of one new block.
-  __device__ void raise_maxima(const float (&scores)[64]) {
+  // Takes note of the largest scores of a new step.
+  template <int kParts, int kRegisters>
+  __device__ void raise_maxima(const float (&scores)[kParts][kRegisters]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      block_maximum_[i] = scores[2 * i];
+      step_maximum_[i] = scores[0][2 * i];
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        block_maximum_[i] = fmaxf(block_maximum_[i], fmaxf(scores[4 * j + 2 * i], scores[4 * j + 2 * i + 1]));
+      for (const auto& part : scores) {
+#pragma unroll
+        for (int j = 0; j < kRegisters / 4; ++j) {
+          step_maximum_[i] = fmaxf(step_maximum_[i], fmaxf(part[4 * j + 2 * i], part[4 * j + 2 * i + 1]));
+        }
       }
     }
   }
 
-  // Behind raise_maxima(): prepares the block's probabilities, and gives the factor that rescales what was summed
+  // Behind raise_maxima(): prepares the step's probabilities, and gives the factor that rescales what was summed
   // before.
-  template <int kBlocks>
-  __device__ void prepare(float (&scores)[1][64], float (&rescale)[2]) {
-    static_assert(kBlocks == 1);
+  template <int kParts, int kRegisters>
+  __device__ void prepare(float (&scores)[kParts][kRegisters], float (&rescale)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float maximum = block_maximum_[i];
+      float maximum = step_maximum_[i];
       maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 1));
       maximum = fmaxf(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 2));
       maximum = fmaxf(maximum_[i], maximum);
@@ -56,8 +59,9 @@ class SoftmaxFloat {
     if (!__all_sync(0xFFFFFFFFu, small)) subtract_maxima(scores);
   }
 
-  // The A operand of k16 product `k` of the prepared block: its probabilities of 16 tokens.
-  __device__ void operand(const float (&scores)[64], int k, uint32_t (&a)[4]) {
+  // The A operand of k16 product `k` of the prepared step: its probabilities of 16 tokens.
+  template <int kRegisters>
+  __device__ void operand(const float (&scores)[kRegisters], int k, uint32_t (&a)[4]) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       // Word r: row r % 2, tokens 0..7 (r < 2) or 8..15.
@@ -82,21 +86,25 @@ class SoftmaxFloat {
   }
 
  private:
-  __device__ void subtract_maxima(float (&scores)[1][64]) {
+  template <int kParts, int kRegisters>
+  __device__ void subtract_maxima(float (&scores)[kParts][kRegisters]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float used = maximum_[i] == -INFINITY ? 0.0f : maximum_[i];
 #pragma unroll
-      for (int j = 0; j < 16; ++j) {
-        scores[0][4 * j + 2 * i] -= used;
-        scores[0][4 * j + 2 * i + 1] -= used;
+      for (auto& part : scores) {
+#pragma unroll
+        for (int j = 0; j < kRegisters / 4; ++j) {
+          part[4 * j + 2 * i] -= used;
+          part[4 * j + 2 * i + 1] -= used;
+        }
       }
       bias_[i] = 0.0f;
     }
   }
 
   float multiplier_[2];     // from a score to octaves
-  float block_maximum_[2];  // what this thread holds of the last block
+  float step_maximum_[2];  // what this thread holds of the last step
   float maximum_[2];
   float bias_[2];  // -maximum in octaves
   float sum_[2];

@@ -14,7 +14,7 @@ namespace fp8attn::cuda {
 // State of the two rows (lane / 4 and lane / 4 + 8 of the warp's 16) that a thread holds parts of. Four neighbouring
 // lanes share a row.
 //
-// Scores lie as wgmma leaves a 64 x 128 half accumulator: register 2 j + i holds columns 8 j + 2 (lane % 4) + {0, 1} of
+// Scores lie as wgmma leaves a half accumulator of 64 rows: register 2 j + i holds columns 8 j + 2 (lane % 4) + {0, 1} of
 // row i. The codes are A operands of products with V in packed token order.
 template <class Form>
 class SoftmaxHalf {
@@ -34,16 +34,20 @@ class SoftmaxHalf {
     }
   }
 
-  // Takes note of the largest scores of one new block.
-  __device__ void raise_maxima(const uint32_t (&scores)[32]) {
+  // Takes note of the largest scores of a new step.
+  template <int kParts, int kRegisters>
+  __device__ void raise_maxima(const uint32_t (&scores)[kParts][kRegisters]) {
     uint32_t row[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t chain[2] = {scores[i], scores[2 + i]};  // two, to halve the latency
+      uint32_t chain[2] = {scores[0][i], scores[0][2 + i]};  // two, to halve the latency
 #pragma unroll
-      for (int j = 2; j < 16; j += 2) {
-        chain[0] = ptx::max_half2(chain[0], scores[2 * j + i]);
-        chain[1] = ptx::max_half2(chain[1], scores[2 * j + 2 + i]);
+      for (const auto& part : scores) {
+#pragma unroll
+        for (int j = 0; j < kRegisters / 2; j += 2) {
+          chain[0] = ptx::max_half2(chain[0], part[2 * j + i]);
+          chain[1] = ptx::max_half2(chain[1], part[2 * j + 2 + i]);
+        }
       }
       row[i] = ptx::max_half2(chain[0], chain[1]);
     }
@@ -51,10 +55,10 @@ class SoftmaxHalf {
                              ptx::max_half2(__byte_perm(row[0], row[1], 0x5410), __byte_perm(row[0], row[1], 0x7632)));
   }
 
-  // Behind raise_maxima() of kBlocks blocks: prepares their probabilities, and gives the factor that rescales what was
-  // summed before.
-  template <int kBlocks>
-  __device__ void prepare(uint32_t (&scores)[2][32], float (&rescale)[2]) {
+  // Behind raise_maxima(): prepares the step's probabilities, and gives the factor that rescales what was summed
+  // before.
+  template <int kParts, int kRegisters>
+  __device__ void prepare(uint32_t (&scores)[kParts][kRegisters], float (&rescale)[2]) {
     maxima_ = ptx::max_half2(maxima_, __shfl_xor_sync(0xFFFFFFFFu, maxima_, 1));
     maxima_ = ptx::max_half2(maxima_, __shfl_xor_sync(0xFFFFFFFFu, maxima_, 2));
     const uint32_t negated = __byte_perm(multiplier_[0], multiplier_[1], 0x5410) ^ 0x80008000u;
@@ -69,7 +73,7 @@ class SoftmaxHalf {
       code_offset_[0] = __byte_perm(offsets, offsets, 0x1010);
       code_offset_[1] = __byte_perm(offsets, offsets, 0x3232);
     } else {
-      subtract_maxima<kBlocks>(scores, next);
+      subtract_maxima(scores, next);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -78,8 +82,9 @@ class SoftmaxHalf {
     }
   }
 
-  // The A operand of k32 product `k` of a prepared block: its codes of 32 tokens.
-  __device__ void operand(const uint32_t (&scores)[32], int k, uint32_t (&a)[4]) const {
+  // The A operand of k32 product `k` of the prepared step: its codes of 32 tokens.
+  template <int kRegisters>
+  __device__ void operand(const uint32_t (&scores)[kRegisters], int k, uint32_t (&a)[4]) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       // Word r: row r % 2, tokens 0..15 (r < 2) or 16..31.
@@ -109,8 +114,8 @@ class SoftmaxHalf {
 
   // The rare form, for offsets outside half's range and for rows that see no key yet: scores become their distance
   // below the maximum, so that the offset is that of the top alone.
-  template <int kBlocks>
-  __device__ void subtract_maxima(uint32_t (&scores)[2][32], float (&next)[2]) {
+  template <int kParts, int kRegisters>
+  __device__ void subtract_maxima(uint32_t (&scores)[kParts][kRegisters], float (&next)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float score = i == 0 ? ptx::low_half_to_float(maxima_) : ptx::high_half_to_float(maxima_);
@@ -120,16 +125,16 @@ class SoftmaxHalf {
       // Hidden scores stay minus infinity, which every form makes 0.
       const uint32_t maximum = no_key ? 0 : __byte_perm(maxima_, maxima_, i == 0 ? 0x1010 : 0x3232);
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
+      for (auto& part : scores) {
 #pragma unroll
-        for (int j = 0; j < 16; ++j) scores[block][2 * j + i] = ptx::sub_half2(scores[block][2 * j + i], maximum);
+        for (int j = 0; j < kRegisters / 2; ++j) part[2 * j + i] = ptx::sub_half2(part[2 * j + i], maximum);
       }
     }
   }
 
   uint32_t maxima_;          // largest score so far, row 0 in the low half; of the whole rows behind prepare()
   uint32_t multiplier_[2];   // from scores to units, a row each, in both halves
-  uint32_t code_offset_[2];  // of the prepared blocks, in both halves
+  uint32_t code_offset_[2];  // of the prepared step, in both halves
   float offset_[2];          // what the stored probabilities' exponents are relative to, in units
 };
 

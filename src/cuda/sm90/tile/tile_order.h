@@ -9,6 +9,9 @@ namespace fp8attn::cuda {
 
 struct TileCoordinates {
   int query_tile, head, batch;
+
+  FP8ATTN_HOST_DEVICE static TileCoordinates none() { return {-1, 0, 0}; }
+  FP8ATTN_HOST_DEVICE bool is_none() const { return query_tile < 0; }
 };
 
 // Division by a number that the host knows, without dividing on the device: a high multiplication (Granlund and

@@ -2,6 +2,6 @@
 
 namespace fp8attn::cuda {
 void prefill_bf16_d128(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementBF16, 128>>(problem, stream);
+  launch_prefill<PrefillTraits<ElementBF16, 128, 128>>(problem, stream);
 }
 }  // namespace fp8attn::cuda

@@ -2,6 +2,6 @@
 
 namespace fp8attn::cuda {
 void prefill_e4m3_d128_packed_exact(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementE4M3, 128, VLayout::kPacked, PMode::kExact>>(problem, stream);
+  launch_prefill<PrefillTraits<ElementE4M3, 128, 128, PMode::kExact>>(problem, stream);
 }
 }  // namespace fp8attn::cuda

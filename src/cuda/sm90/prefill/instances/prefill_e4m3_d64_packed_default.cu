@@ -2,6 +2,6 @@
 
 namespace fp8attn::cuda {
 void prefill_e4m3_d64_packed_default(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementE4M3, 64, VLayout::kPacked, PMode::kDefault>>(problem, stream);
+  launch_prefill<PrefillTraits<ElementE4M3, 64, 64, PMode::kDefault>>(problem, stream);
 }
 }  // namespace fp8attn::cuda

@@ -2,6 +2,6 @@
 
 namespace fp8attn::cuda {
 void prefill_fp16_d64(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementFP16, 64>>(problem, stream);
+  launch_prefill<PrefillTraits<ElementFP16, 64, 64>>(problem, stream);
 }
 }  // namespace fp8attn::cuda
