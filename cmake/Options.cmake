@@ -22,20 +22,20 @@ endif()
 option(FP8ATTN_CUDA "Build the CUDA backend (needs nvcc 12.8 or newer)" ${cuda_default})
 option(FP8ATTN_FP8 "Build the e4m3 CUDA kernels" ON)
 option(FP8ATTN_FP16 "Build the bf16 and fp16 CUDA kernels" ON)
-set(FP8ATTN_KNOWN_HEAD_DIMS 64 128 192)
+set(FP8ATTN_KNOWN_HEAD_DIMS 64 128 192 256)
 set(FP8ATTN_HEAD_DIMS "${FP8ATTN_KNOWN_HEAD_DIMS}" CACHE STRING
-    "Head dims of the CUDA prefill kernels, a list out of 64, 128 and 192 (192 for q and k with 128 for v)")
+    "Head dims of the CUDA prefill kernels, a list out of 64, 128, 192 (q and k, with 128 for v) and 256")
 option(FP8ATTN_CLI "Build the program fp8attn (needs CLI11 and nlohmann-json)" ${PROJECT_IS_TOP_LEVEL})
 option(FP8ATTN_TESTS "Build the tests (needs GoogleTest)" ${PROJECT_IS_TOP_LEVEL})
 option(FP8ATTN_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 
 if(NOT FP8ATTN_HEAD_DIMS)
-  message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got an empty list, expected a list out of 64, 128 and 192, such as \"64;128\" "
+  message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got an empty list, expected a list out of 64, 128, 192 and 256, such as \"64;128\" "
                       "(-DFP8ATTN_CUDA=OFF builds no CUDA kernels at all)")
 endif()
 foreach(dim IN LISTS FP8ATTN_HEAD_DIMS)
   if(NOT dim IN_LIST FP8ATTN_KNOWN_HEAD_DIMS)
-    message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got ${dim}, expected a list out of 64, 128 and 192, such as \"64;128\"")
+    message(FATAL_ERROR "FP8ATTN_HEAD_DIMS: got ${dim}, expected a list out of 64, 128, 192 and 256, such as \"64;128\"")
   endif()
 endforeach()
 

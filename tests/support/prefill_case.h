@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data_sets.h"
@@ -11,6 +12,9 @@
 #include "placed_tensor.h"
 
 namespace fp8attn::test {
+
+// Channels of q and k, and of v, that have kernels of their own.
+inline constexpr std::pair<std::int64_t, std::int64_t> kKernelDims[] = {{128, 128}, {64, 64}, {192, 128}, {256, 256}};
 
 // How a scale is given.
 enum class ScaleForm : std::uint8_t {

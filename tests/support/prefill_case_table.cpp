@@ -38,9 +38,9 @@ void add_lengths(Table& table) {
   int i = 0;
   for (const auto& [s_q, s_kv] : lengths) {
     for (bool causal : {false, true}) {
-      // Both head dims and both layouts of V take turns, so that neighbouring lengths see all of them.
-      const std::int64_t d = i % 2 == 0 ? 128 : 64;
-      PrefillCase test = scaled("", {.b = 2, .s_q = s_q, .s_kv = s_kv, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d});
+      // Head dims and layouts of V take turns, so that neighbouring lengths see all of them.
+      const auto [d, d_v] = kKernelDims[i % std::size(kKernelDims)];
+      PrefillCase test = scaled("", {.b = 2, .s_q = s_q, .s_kv = s_kv, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d_v});
       test.causal = causal;
       test.v_layout = kLayouts[(i / 2 + (causal ? 1 : 0)) % 2];
       test.name = fmt::format("D_length_{}x{}_{}_d{}_{}", s_q, s_kv, causal ? "causal" : "full", d,
@@ -51,11 +51,28 @@ void add_lengths(Table& table) {
   }
 }
 
+// More query tiles than an H200 has multiprocessors, so that some take several one after the other; short ones, long
+// ones, and ones that see no key in turn.
+void add_many_tiles(Table& table) {
+  for (const auto& [d, d_v] : kKernelDims) {
+    for (DType dtype : {DType::kE4M3, DType::kBF16}) {
+      for (auto [s_q, s_kv] : {std::pair{400, 700}, {400, 330}}) {
+        PrefillCase test{.name = fmt::format("G_many_tiles_{}_d{}_{}x{}", name_of(dtype), d, s_q, s_kv),
+                         .n = {.b = 3, .s_q = s_q, .s_kv = s_kv, .h_q = 40, .h_kv = 8, .d_qk = d, .d_v = d_v},
+                         .dtype = dtype,
+                         .causal = true};
+        if (dtype == DType::kE4M3) test.v_layout = VLayout::kPacked;
+        table.add(test);
+      }
+    }
+  }
+}
+
 // Every kernel variant at one length with tails in all directions.
 void add_variants(Table& table) {
-  for (std::int64_t d : {64, 128}) {
+  for (const auto& [d, d_v] : kKernelDims) {
     for (bool causal : {false, true}) {
-      const Dims n{.b = 2, .s_q = 193, .s_kv = 333, .h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d};
+      const Dims n{.b = 2, .s_q = 193, .s_kv = 333, .h_q = 4, .h_kv = 2, .d_qk = d, .d_v = d_v};
       const std::string shape = fmt::format("d{}_{}", d, causal ? "causal" : "full");
       for (VLayout layout : kLayouts) {
         PrefillCase test =
@@ -72,7 +89,7 @@ void add_variants(Table& table) {
     }
   }
   if (!table.cpu()) return;
-  for (auto [d_qk, d_v] : {std::pair{40, 40}, {96, 96}, {192, 128}, {256, 256}, {1, 3}}) {
+  for (auto [d_qk, d_v] : {std::pair{40, 40}, {96, 96}, {1, 3}}) {
     const Dims n{.b = 1, .s_q = 70, .s_kv = 300, .h_q = 2, .h_kv = 2, .d_qk = d_qk, .d_v = d_v};
     for (VLayout layout : kLayouts) {
       PrefillCase test =
@@ -169,12 +186,12 @@ void add_scales(Table& table) {
 // What is added to out and lse, with every kind of V scale, in rows without a key too.
 void add_addends(Table& table) {
   for (ScaleForm form : {ScaleForm::kNone, ScaleForm::kBatchHead, ScaleForm::kChannel}) {
-    for (std::int64_t d : {64, 128}) {
+    for (const auto& [d, d_v] : kKernelDims) {
       const char* name = form == ScaleForm::kNone ? "none" : form == ScaleForm::kChannel ? "channel" : "head";
       table.add({.name = fmt::format("F_addends_{}_d{}", name, d),
-                 .n = {.b = 2, .s_q = 200, .s_kv = 150, .h_q = 6, .h_kv = 3, .d_qk = d, .d_v = d},
+                 .n = {.b = 2, .s_q = 200, .s_kv = 150, .h_q = 6, .h_kv = 3, .d_qk = d, .d_v = d_v},
                  .causal = true,
-                 .v_layout = kLayouts[d / 128],
+                 .v_layout = kLayouts[d / 128 % 2],
                  .v_scale = form,
                  .addends = true});
     }
@@ -312,6 +329,7 @@ std::vector<PrefillCase> forms_of(PrefillCase test, DeviceKind device) {
 std::vector<PrefillCase> reference_cases(DeviceKind device) {
   Table table(device);
   add_lengths(table);
+  add_many_tiles(table);
   add_variants(table);
   add_heads(table);
   add_extremes(table);

@@ -187,9 +187,9 @@ void add_smoothed_keys(Registrar& registrar) {
 }
 
 void add_p_modes(Registrar& registrar) {
-  for (std::int64_t d : {64, 128}) {
+  for (const auto& [d, d_v] : kKernelDims) {
     PrefillCase test{.name = fmt::format("F_p_modes_d{}", d),
-                     .n = {.b = 1, .s_q = 256, .s_kv = 4096, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d},
+                     .n = {.b = 1, .s_q = 256, .s_kv = 4096, .h_q = 2, .h_kv = 1, .d_qk = d, .d_v = d_v},
                      .v_layout = VLayout::kPacked};
     test.q_scale = test.k_scale = test.v_scale = ScaleForm::kTensor;
     registrar.add(test.name, [=](TestDevice& device) { return p_modes_keep_their_bounds(device, test); });

@@ -68,12 +68,15 @@ constexpr PrefillVariant row(const char* name, DType dtype, int head_dim, VLayou
 E4M3_FUNCTIONS(DECLARE, 64)
 E4M3_FUNCTIONS(DECLARE, 128)
 E4M3_FUNCTIONS(DECLARE, 192)
+E4M3_FUNCTIONS(DECLARE, 256)
 DECLARE(prefill_bf16_d64)
 DECLARE(prefill_bf16_d128)
 DECLARE(prefill_fp16_d64)
 DECLARE(prefill_fp16_d128)
 DECLARE(prefill_bf16_d192)
 DECLARE(prefill_fp16_d192)
+DECLARE(prefill_bf16_d256)
+DECLARE(prefill_fp16_d256)
 
 #define E4M3_ROWS_OF(dim, mode, Mode)                                                                 \
   row("sm90-e4m3-d" #dim "-packed-" #mode, DType::kE4M3, dim, VLayout::kPacked, PMode::Mode,          \
@@ -91,12 +94,15 @@ std::span<const PrefillVariant> prefill_variants() {
       E4M3_ROWS(64),
       E4M3_ROWS(128),
       E4M3_ROWS(192),
+      E4M3_ROWS(256),
       ROW_16BIT(64, bf16, kBF16),
       ROW_16BIT(64, fp16, kFP16),
       ROW_16BIT(128, bf16, kBF16),
       ROW_16BIT(128, fp16, kFP16),
       ROW_16BIT(192, bf16, kBF16),
       ROW_16BIT(192, fp16, kFP16),
+      ROW_16BIT(256, bf16, kBF16),
+      ROW_16BIT(256, fp16, kFP16),
   };
   return kRows;
 }
