@@ -61,7 +61,7 @@ class Consumer {
 
  private:
   static constexpr int kBlocks = Traits::kBlocksPerStep;
-  // Scores are computed in parts of a step, so that the maxima of one hide behind the products of the next.
+  // Scores come in parts of at most 128 keys, an accumulator each.
   static constexpr int kParts = Math::kParts;
   static constexpr int kBlocksPerPart = kBlocks / kParts;
   using Part = typename Math::Score[Math::kScoreRegisters];
@@ -198,8 +198,7 @@ class Consumer {
       int visible[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        visible[i] = params_.mask.visible_end(row + thread_.row(i)) - first_key -
-                     part * (Traits::kStepN / kParts);
+        visible[i] = params_.mask.visible_end(row + thread_.row(i)) - first_key - part * (Traits::kStepN / kParts);
       }
       mask_scores(scores[part], visible, thread_.lane());
     }
@@ -264,7 +263,8 @@ class Consumer {
     Math::clear(output_);
   }
 
-  __device__ static void wait_stage(RingBarriers<Traits::kStages>& ring, const RingPosition<Traits::kStages>& position) {
+  __device__ static void wait_stage(RingBarriers<Traits::kStages>& ring,
+                                    const RingPosition<Traits::kStages>& position) {
     wait_barrier(&ring.full[position.stage()], position.parity());
   }
 
@@ -330,11 +330,11 @@ class Consumer {
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
   uint32_t entered_ = 0;  // tiles, the end of them included
-  int visible_to_all_;   // every row of the warpgroup sees the keys before this one
-  int blocks_;           // of the step whose scores have been received last
-  int unscored_;         // steps of the tile whose scores have not been received yet
-  float multiplier_[2];  // from a score to octaves, of the tile entered last
-  float rescale_[2];     // of the output, before the received scores' P V is added
+  int visible_to_all_;    // every row of the warpgroup sees the keys before this one
+  int blocks_;            // of the step whose scores have been received last
+  int unscored_;          // steps of the tile whose scores have not been received yet
+  float multiplier_[2];   // from a score to octaves, of the tile entered last
+  float rescale_[2];      // of the output, before the received scores' P V is added
   typename Math::Query query_;
   typename Math::Output output_;
   typename Math::Softmax softmax_;

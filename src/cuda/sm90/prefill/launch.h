@@ -90,8 +90,9 @@ void launch_prefill(const PrefillProblem& problem, Stream stream) {
   params.out_is_fp16 = problem.out.dtype == DType::kFP16;
 
   const auto kernel = prefill_kernel<Traits>;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(sizeof(typename Traits::Shared))), "prefill",
-        "cudaFuncSetAttribute");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(sizeof(typename Traits::Shared))),
+        "prefill", "cudaFuncSetAttribute");
   // Not <<<>>>: its error would have to be fetched with cudaGetLastError, which may hold somebody else's.
   cudaLaunchConfig_t config{};
   config.gridDim = grid;

@@ -117,8 +117,8 @@ class Producer {
     uint64_t* full = &shared_.value_ring.full[value_.stage()];
     expect_bytes(full, count * Traits::kHeadDimV * Traits::kBlockN);
     for (int box = 0; box < count; ++box) {
-      load(shared_.value[value_.stage()] + Tile::row_offset(box, 0), maps_.value, full, (block + box) * Traits::kBlockN, 0,
-           head, batch);
+      load(shared_.value[value_.stage()] + Tile::row_offset(box, 0), maps_.value, full, (block + box) * Traits::kBlockN,
+           0, head, batch);
     }
     value_.advance();
   }

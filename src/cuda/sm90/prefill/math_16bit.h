@@ -27,11 +27,10 @@ struct Math16Bit {
     float value[kDim / 2];  // register 4 j + 2 i + c: channel 8 j + 2 (lane % 4) + c of row i
   };
 
-  __device__ static void clear(Output& output) {
-    ptx::clear(output.value);
-  }
+  __device__ static void clear(Output& output) { ptx::clear(output.value); }
 
-  __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query&, uint32_t query, uint32_t key, int) {
+  __device__ static void issue_scores(Score (&scores)[kScoreRegisters], const Query&, uint32_t query, uint32_t key,
+                                      int) {
 #pragma unroll
     for (int k = 0; k < Traits::kHeadDimQk / 16; ++k) {
       const uint64_t a = Traits::QueryTile::k_major_descriptor(query, 32 * k);

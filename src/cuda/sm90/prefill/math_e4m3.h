@@ -55,7 +55,7 @@ struct MathE4M3 {
     uint32_t sums[2] = {0, 0};
 #pragma unroll
     for (int k = 0; k < Traits::kHeadDimQk / 32; ++k) {
-      uint32_t (&fragment)[4] = query.fragment[Traits::kQueryInRegisters ? k : 0];
+      uint32_t(&fragment)[4] = query.fragment[Traits::kQueryInRegisters ? k : 0];
       ptx::ldmatrix_x4(fragment, fragment_address(tile, warp, lane, k));
       add_magnitudes(fragment, sums);
     }

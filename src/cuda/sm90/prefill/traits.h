@@ -119,8 +119,8 @@ struct PrefillTraits {
 
   using QueryTile = SharedTile<kWarpgroupM, kHeadDimQk * Element::kBytes>;
   using KeyTile = SharedTile<kStepN, kHeadDimQk * Element::kBytes>;
-  using RowMajorValueTile = SharedTile<kStepN, kHeadDimV * Element::kBytes>;         // [token][channel]
-  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kStepN, kBlockN>;        // [block][channel][token]
+  using RowMajorValueTile = SharedTile<kStepN, kHeadDimV * Element::kBytes>;   // [token][channel]
+  using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kStepN, kBlockN>;  // [block][channel][token]
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, 128>;  // 64 channels
 

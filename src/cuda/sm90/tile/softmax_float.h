@@ -103,7 +103,7 @@ class SoftmaxFloat {
     }
   }
 
-  float multiplier_[2];     // from a score to octaves
+  float multiplier_[2];    // from a score to octaves
   float step_maximum_[2];  // what this thread holds of the last step
   float maximum_[2];
   float bias_[2];  // -maximum in octaves

@@ -14,8 +14,8 @@ namespace fp8attn::cuda {
 // State of the two rows (lane / 4 and lane / 4 + 8 of the warp's 16) that a thread holds parts of. Four neighbouring
 // lanes share a row.
 //
-// Scores lie as wgmma leaves a half accumulator of 64 rows: register 2 j + i holds columns 8 j + 2 (lane % 4) + {0, 1} of
-// row i. The codes are A operands of products with V in packed token order.
+// Scores lie as wgmma leaves a half accumulator of 64 rows: register 2 j + i holds columns 8 j + 2 (lane % 4) + {0, 1}
+// of row i. The codes are A operands of products with V in packed token order.
 template <class Form>
 class SoftmaxHalf {
  public:
