@@ -98,7 +98,7 @@ __device__ __forceinline__ void finish_channels(float (&value)[kRegisters], floa
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& element = value[4 * j + 2 * i + c];
-        element = sum[i] == 0.0f ? 0.0f : fmaf(element, scale * factor[i], mean);
+        element = fmaf(element, scale * factor[i], sum[i] == 0.0f ? 0.0f : mean);
       }
     }
   }
