@@ -84,7 +84,7 @@ class Consumer {
   // Without any key.
   __device__ void store_empty_tiles() {
     while (next_tile()) {
-      release(shared_.query_ring[thread_.consumer()].empty[0]);
+      release_query();
       multiplier_[0] = multiplier_[1] = 1.0f;
       softmax_.reset(multiplier_);
       Math::clear(output_);
@@ -179,7 +179,7 @@ class Consumer {
   __device__ __forceinline__ void receive(Scores& scores) {
     release_stage(shared_.key_ring, key_);
     --unscored_;
-    if (!Traits::kQueryInRegisters && unscored_ == 0) release(shared_.query_ring[thread_.consumer()].empty[0]);
+    if (!Traits::kQueryInRegisters && unscored_ == 0) release_query();
 #pragma unroll
     for (auto& part : scores) {
       ptx::pin(part);
@@ -217,13 +217,13 @@ class Consumer {
 
   // The tile that was entered last (1), or the one before (2).
   __device__ const TileCoordinates& tile_back(int count) const {
-    return shared_.tile[(entered_ - count) % Traits::kTileSlots];
+    return shared_.tile[(entered_.count - count) % Traits::kTileSlots];
   }
 
   // Waits for the next tile and its query. False: there is none.
   __device__ bool next_tile() {
-    wait_barrier(&shared_.query_ring[thread_.consumer()].full[0], entered_ & 1);
-    ++entered_;
+    wait_barrier(&shared_.query_ring[thread_.consumer()].full[entered_.stage()], entered_.parity());
+    entered_.advance();
     return !tile_back(1).is_none();
   }
 
@@ -237,7 +237,7 @@ class Consumer {
       Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
       if constexpr (Traits::kQueryInRegisters) {
         // The rescaling decision waits for every load, so the tile is free behind it.
-        release(shared_.query_ring[thread_.consumer()].empty[0]);
+        release_query();
       } else {
         // wgmma reads what any warp of the warpgroup may have rewritten. The 128 threads of the warpgroup meet.
         ptx::named_barrier_sync<128>(1 + thread_.consumer());
@@ -312,7 +312,12 @@ class Consumer {
     }
   }
 
-  __device__ uint32_t query_address() const { return ptx::shared_address(shared_.query[thread_.consumer()]); }
+  // The stage of the tile entered last.
+  __device__ int query_stage() const { return (entered_.count - 1) % Traits::kQueryStages; }
+  __device__ uint32_t query_address() const {
+    return ptx::shared_address(shared_.query[thread_.consumer()][query_stage()]);
+  }
+  __device__ void release_query() const { release(shared_.query_ring[thread_.consumer()].empty[query_stage()]); }
 
   // One arrival a warp.
   __device__ void release(uint64_t& empty) const {
@@ -329,12 +334,12 @@ class Consumer {
   const PrefillParams& params_;
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
-  uint32_t entered_ = 0;  // tiles, the end of them included
-  int visible_to_all_;    // every row of the warpgroup sees the keys before this one
-  int blocks_;            // of the step whose scores have been received last
-  int unscored_;          // steps of the tile whose scores have not been received yet
-  float multiplier_[2];   // from a score to octaves, of the tile entered last
-  float rescale_[2];      // of the output, before the received scores' P V is added
+  RingPosition<Traits::kQueryStages> entered_;  // tiles, the end of them included
+  int visible_to_all_;                          // every row of the warpgroup sees the keys before this one
+  int blocks_;                                  // of the step whose scores have been received last
+  int unscored_;                                // steps of the tile whose scores have not been received yet
+  float multiplier_[2];                         // from a score to octaves, of the tile entered last
+  float rescale_[2];                            // of the output, before the received scores' P V is added
   typename Math::Query query_;
   typename Math::Output output_;
   typename Math::Softmax softmax_;

@@ -37,19 +37,18 @@ class Producer {
   // queries come from beyond the L2 cache.
   __device__ void load_queries() {
     StaticSchedule schedule(params_.order);
-    int index = 0;
-    for (TileCoordinates tile; schedule.next(tile); ++index) {
-      for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[0], (index & 1) ^ 1);
-      shared_.tile[index % Traits::kTileSlots] = tile;
+    RingPosition<Traits::kQueryStages> position;
+    for (TileCoordinates tile; schedule.next(tile); position.advance()) {
+      announce(tile, position);
       for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-        load_chunks<typename Traits::QueryTile>(
-            shared_.query[consumer], maps_.query, &shared_.query_ring[consumer].full[0], tile.head,
-            tile.query_tile * Traits::kTileM + consumer * Traits::kWarpgroupM, 1, tile.batch);
+        load_chunks<typename Traits::QueryTile>(shared_.query[consumer][position.stage()], maps_.query,
+                                                &shared_.query_ring[consumer].full[position.stage()], tile.head,
+                                                tile.query_tile * Traits::kTileM + consumer * Traits::kWarpgroupM, 1,
+                                                tile.batch);
       }
     }
-    for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[0], (index & 1) ^ 1);
-    shared_.tile[index % Traits::kTileSlots] = TileCoordinates::none();
-    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[0]);
+    announce(TileCoordinates::none(), position);
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position.stage()]);
   }
 
   // One thread: keys and values, from the last step of a tile to the first.
@@ -74,6 +73,12 @@ class Producer {
   }
 
  private:
+  // When the stage of its query is free. The consumers read it behind the arrival of the query.
+  __device__ void announce(const TileCoordinates& tile, const RingPosition<Traits::kQueryStages>& position) {
+    for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position.stage()], position.parity() ^ 1);
+    shared_.tile[position.count % Traits::kTileSlots] = tile;
+  }
+
   __device__ static void load(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0, int c1, int c2,
                               int c3) {
     const int32_t coordinates[4] = {c0, c1, c2, c3};

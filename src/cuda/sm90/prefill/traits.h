@@ -50,42 +50,42 @@ struct PrefillShape;
 // Three warpgroups hide more of each other's latencies than two, but leave each 160 registers.
 template <>
 struct PrefillShape<true, 64, 64> {
-  static constexpr int kConsumers = 3, kBlocksPerStep = 4, kStages = 4, kOutBuffers = 1;
+  static constexpr int kConsumers = 3, kBlocksPerStep = 4, kStages = 4, kQueryStages = 2, kOutBuffers = 1;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<true, 128, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kOutBuffers = 2;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
   static constexpr bool kQueryInRegisters = true;
 };
 template <>
 struct PrefillShape<true, 192, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kOutBuffers = 2;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kQueryStages = 1, kOutBuffers = 2;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<true, 256, 256> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 2;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<false, 64, 64> {
-  static constexpr int kConsumers = 3, kBlocksPerStep = 2, kStages = 4, kOutBuffers = 1;
+  static constexpr int kConsumers = 3, kBlocksPerStep = 2, kStages = 4, kQueryStages = 2, kOutBuffers = 1;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<false, 128, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 2;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<false, 192, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kOutBuffers = 1;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 1, kOutBuffers = 1;
   static constexpr bool kQueryInRegisters = false;
 };
 template <>
 struct PrefillShape<false, 256, 256> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 1, kStages = 2, kOutBuffers = 2;
+  static constexpr int kConsumers = 2, kBlocksPerStep = 1, kStages = 2, kQueryStages = 1, kOutBuffers = 2;
   static constexpr bool kQueryInRegisters = false;
 };
 
@@ -124,20 +124,20 @@ struct PrefillTraits {
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, 128>;  // 64 channels
 
-  static constexpr int kStages = Shape::kStages, kOutBuffers = Shape::kOutBuffers;
+  static constexpr int kStages = Shape::kStages, kQueryStages = Shape::kQueryStages, kOutBuffers = Shape::kOutBuffers;
 
-  // Tiles that the consumers may still read: the one being finished, the one entered, the one brought next.
+  // Tiles that a consumer may still read: the one being finished, the one entered, and those whose queries wait.
   static constexpr int kTileSlots = 4;
 
   struct Shared {
-    alignas(1024) uint8_t query[kConsumers][QueryTile::kBytes];
+    alignas(1024) uint8_t query[kConsumers][kQueryStages][QueryTile::kBytes];
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
-    TileCoordinates tile[kTileSlots];        // arrives with its query
-    RingBarriers<1> query_ring[kConsumers];  // TMA -> one consumer warpgroup
-    RingBarriers<kStages> key_ring;          // TMA -> all consumer warpgroups, a step a stage
-    RingBarriers<kStages> value_ring;        // the same
+    TileCoordinates tile[kTileSlots];                   // arrives with its query
+    RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup
+    RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
+    RingBarriers<kStages> value_ring;                   // the same
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };
