@@ -16,6 +16,9 @@ SHAPES = [
     ("e4m3", "f32", 88, "registers", False),   # P V with columns of ones, a third of d_v = 256
     ("e4m3", "f32", 136, "registers", False),  # P V with columns of ones, d_v = 128
     ("e4m3", "f32", 256, "shared", False),     # the yardstick of the benchmark
+    ("e4m3", "f16", 64, "shared", False),      # MLA: latent scores
+    ("e4m3", "f32", 32, "registers", False),   # MLA: V P
+    ("bf16", "f32", 128, "shared", True),      # MLA: P V of a bf16 cache
 ]
 for dtype in ("bf16", "f16"):
     SHAPES += [

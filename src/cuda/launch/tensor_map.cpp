@@ -36,7 +36,8 @@ CUtensorMapDataType data_type(DType dtype) {
 
 }  // namespace
 
-CUtensorMap make_tensor_map(const TensorView& view, std::array<std::uint32_t, 4> box, const char* argument) {
+CUtensorMap make_tensor_map(const TensorView& view, std::array<std::uint32_t, 4> box, const char* argument,
+                            const char* operation) {
   const std::int64_t element = size_of(view.dtype);
   std::array<cuuint64_t, 4> shape;
   std::array<cuuint64_t, 3> strides;  // bytes, of all dims but the innermost
@@ -46,14 +47,17 @@ CUtensorMap make_tensor_map(const TensorView& view, std::array<std::uint32_t, 4>
     // The stride of a dim of size 1 is never used, and may be anything in the view.
     if (i > 0) strides[i - 1] = shape[i] == 1 ? 16 : static_cast<cuuint64_t>(view.strides[3 - i] * element);
   }
-  const CUtensorMapSwizzle swizzle = box[0] * element == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const std::int64_t width = box[0] * element;
+  const CUtensorMapSwizzle swizzle = width == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : width == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                   : CU_TENSOR_MAP_SWIZZLE_NONE;
   alignas(64) CUtensorMap map;
   const CUresult result =
       encode_tiled()(&map, data_type(view.dtype), 4, const_cast<void*>(view.data), shape.data(), strides.data(),
                      box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    throw Error("prefill", argument,
+    throw Error(operation, argument,
                 fmt::format("shape [{}, {}, {}, {}] with strides [{}, {}, {}, {}] (cuTensorMapEncodeTiled error {})",
                             view.shape[0], view.shape[1], view.shape[2], view.shape[3], view.strides[0],
                             view.strides[1], view.strides[2], view.strides[3], static_cast<int>(result)),

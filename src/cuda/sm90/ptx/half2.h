@@ -74,6 +74,13 @@ __device__ __forceinline__ uint16_t e4m3x2_from_half2(uint32_t a) {
   return d;
 }
 
+// Two floats to two e4m3 codes, `low` in the lower byte. Saturates.
+__device__ __forceinline__ uint16_t e4m3x2_from_floats(float low, float high) {
+  uint16_t d;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(d) : "f"(low), "f"(high));
+  return d;
+}
+
 __device__ __forceinline__ uint32_t half2_from_e4m3x2(uint16_t a) {
   uint32_t d;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(a));

@@ -15,6 +15,23 @@ __device__ __forceinline__ void acquire_registers_up_to() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// Index of the warp in the CTA. The shuffle tells the compiler that it is the same for all lanes.
+__device__ __forceinline__ int uniform_warp() { return __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); }
+
+// The same value, but the compiler cannot know: what is computed from it is computed here, not kept in registers from
+// before a loop.
+__device__ __forceinline__ int launder(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+template <class T>
+__device__ __forceinline__ const T& launder_reference(const T& object) {
+  const T* pointer = &object;
+  asm volatile("" : "+l"(pointer));
+  return *pointer;
+}
+
 // Waits until kThreads threads have arrived at named barrier `id` (0 is __syncthreads).
 template <int kThreads>
 __device__ __forceinline__ void named_barrier_sync(int id) {

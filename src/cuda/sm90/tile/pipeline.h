@@ -41,4 +41,17 @@ struct RingPosition {
   __device__ void advance() { ++count; }
 };
 
+// The same in one register, for a power of two of stages.
+template <int kStages>
+class RingCounter {
+ public:
+  static_assert((kStages & (kStages - 1)) == 0);
+  __device__ int stage() const { return count_ % kStages; }
+  __device__ uint32_t parity() const { return count_ / kStages % 2; }
+  __device__ void advance() { ++count_; }
+
+ private:
+  uint32_t count_ = 0;
+};
+
 }  // namespace fp8attn::cuda

@@ -1,0 +1,26 @@
+// cp.async: copies of 16 bytes by ordinary threads. Prefetches. The end of a grid that its successor waits for.
+#pragma once
+
+#include <cstdint>
+
+namespace fp8attn::cuda::ptx {
+
+// Copies 16 bytes, or writes 16 zeros where `keep` is false (`source` is not read then).
+__device__ __forceinline__ void copy_16_or_zero(uint32_t destination, const void* source, bool keep) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(keep ? 16 : 0)
+               : "memory");
+}
+
+// Until everything that this thread copied with cp.async has arrived.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Fetches the line of `address` into the L2 cache.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
+// Programmatic dependent launch: lets the next kernel of the stream start, and waits for all of the previous one.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace fp8attn::cuda::ptx
