@@ -1,6 +1,11 @@
 #include "api/mla_decode_variants.h"
 
+#include <vector>
+
 #include "cpu/mla_decode.h"
+#ifdef FP8ATTN_WITH_CUDA
+#include "cuda/sm90/mla_decode/variants.h"
+#endif
 
 namespace fp8attn {
 namespace {
@@ -27,6 +32,15 @@ constexpr MlaDecodeVariant kCpuRows[] = {
     CPU_ROWS("e4m3", kE4M3, "token128", kToken128), CPU_ROWS("e4m3", kE4M3, "token", kToken),
 };
 
+std::vector<MlaDecodeVariant> all_rows() {
+  std::vector<MlaDecodeVariant> rows(std::begin(kCpuRows), std::end(kCpuRows));
+#ifdef FP8ATTN_WITH_CUDA
+  const std::span<const MlaDecodeVariant> cuda_rows = cuda::mla_decode_variants();
+  rows.insert(rows.end(), cuda_rows.begin(), cuda_rows.end());
+#endif
+  return rows;
+}
+
 }  // namespace
 
 const char* name_of(Addressing addressing) {
@@ -37,6 +51,9 @@ const char* name_of(Addressing addressing) {
   return "?";
 }
 
-std::span<const MlaDecodeVariant> mla_decode_variants() { return kCpuRows; }
+std::span<const MlaDecodeVariant> mla_decode_variants() {
+  static const std::vector<MlaDecodeVariant> rows = all_rows();
+  return rows;
+}
 
 }  // namespace fp8attn
