@@ -70,9 +70,11 @@ def mask_text(causal):
 
 def is_comparison_shape(row):
     """Rows of the tables by head dim: as many keys as queries and key/value heads as heads, TOKENS_IN_ALL in all."""
+    if row["op"] != "prefill":
+        return False
     dims = (row["head_dim_qk"], row["head_dim_v"])
     width = 16 * 192 if dims == (192, 128) else HIDDEN
-    return (row["op"] == "prefill" and row["heads_kv"] == row["heads_q"] and row["seqlen_kv"] == row["seqlen_q"]
+    return (row["heads_kv"] == row["heads_q"] and row["seqlen_kv"] == row["seqlen_q"]
             and dims in HEAD_DIMS and row["heads_q"] * row["head_dim_qk"] == width
             and row["batch"] * row["seqlen_q"] == max(TOKENS_IN_ALL, row["seqlen_q"]))
 

@@ -37,9 +37,9 @@ inline constexpr std::int64_t kMaxMlaHeads = 128;   // query heads
 // share memory, and they share none with each other or with an input (details in prefill.h).
 //
 // real = stored * scale. With e4m3 caches the latent of a bf16 query is quantised in the kernel, with one scale for a
-// query token and head (kTensor: over all 576 channels); RoPE products are bf16 except with kTensor. On CUDA all
-// products with an e4m3 cache use the 8-bit tensor cores, P V in blocks of at most 256 tokens that are added in
-// float32.
+// query token and head: a power of two, or with kTensor amax / 448 of all 576 channels. RoPE products are bf16 except
+// with kTensor. On CUDA all products with an e4m3 cache use the 8-bit tensor cores, P V in blocks of at most 256 tokens
+// that are added in float32.
 struct MlaDecodeProblem {
   TensorView q;           // [b, s_q, h_q, 576] bf16, or e4m3 with an e4m3 cache (CPU: with any)
   TensorView cache;       // [pages, page_size, record_elements(format)] of record_dtype(format), page_size 1 to 256

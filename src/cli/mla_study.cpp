@@ -74,6 +74,13 @@ float largest(const float* values, std::int64_t count) {
   return amax;
 }
 
+// The one that brings the sum of the magnitudes to between 64 and 128 (mla_decode.h).
+float power_of_two_scale(const float* values, std::int64_t count) {
+  float sum = 0.0f;
+  for (std::int64_t i = 0; i < count; ++i) sum += std::abs(values[i]);
+  return std::exp2(std::ceil(std::log2(sum)) - 7.0f);
+}
+
 // The RoPE part goes through e4m3 and back: a bf16 record holds that but for 2^-9 of it.
 void write_page(const float* tokens, std::int64_t count, std::byte* records) {
   const float scale = largest(tokens, count * kMlaDim) / kE4M3Max;
@@ -204,7 +211,7 @@ StoredMla with_rounded_query(StoredMla stored) {
   const std::int64_t channels = stored.storage->format == CacheFormat::kTensor ? kMlaDim : kLatentDim;
   for (std::int64_t head = 0; head < kStudyHeads; ++head) {
     float* row = floats(q) + head * kMlaDim;
-    const float scale = largest(row, channels) / kE4M3Max;
+    const float scale = channels == kMlaDim ? largest(row, channels) / kE4M3Max : power_of_two_scale(row, channels);
     for (std::int64_t c = 0; c < channels; ++c) row[c] = e4m3_to_float(e4m3_from_float(row[c] / scale)) * scale;
   }
   stored.q = convert(q, DType::kBF16);

@@ -49,14 +49,28 @@ float query_scale(const MlaDecodeProblem& problem, std::int64_t batch, std::int6
   }
 }
 
-// To e4m3 with one scale, and back.
-void round_to_e4m3(std::span<float> values) {
+void round_to_e4m3(std::span<float> values, float scale) {
+  for (float& value : values) value = e4m3_to_float(e4m3_from_float(value / scale)) * scale;
+}
+
+// The scales of a query's channels that the CUDA kernels take. Where RoPE channels are among them, that of quantize().
+float scale_by_amax(std::span<const float> values) {
   float amax = 0.0f;
   for (float value : values) {
     if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
   }
-  const float scale = amax > 0.0f ? std::max(amax / kE4M3Max, 0x1p-100f) : 1.0f;
-  for (float& value : values) value = e4m3_to_float(e4m3_from_float(value / scale)) * scale;
+  return amax > 0.0f ? std::max(amax / kE4M3Max, 0x1p-100f) : 1.0f;
+}
+
+// Where RoPE channels stay in bf16, a power of two, which leaves these exact: the one that brings the sum of the
+// magnitudes to between 64 and 128.
+float scale_by_power(std::span<const float> values) {
+  float sum = 0.0f;
+  for (float value : values) sum += std::abs(value);
+  if (!(sum > 0.0f) || std::isinf(sum)) return 1.0f;
+  int exponent;
+  const float mantissa = std::frexp(sum, &exponent);  // sum = mantissa * 2^exponent, mantissa in [0.5, 1)
+  return std::ldexp(1.0f, std::clamp(mantissa == 0.5f ? exponent - 1 : exponent, -93, 107) - 7);
 }
 
 }  // namespace
@@ -162,7 +176,9 @@ void MlaTile<T>::load_query(int row) {
   const std::int64_t offset = batch_ * q.strides[0] + token * q.strides[1] + head * q.strides[2];
   unpack(static_cast<const std::uint8_t*>(q.data) + offset * size_of(q.dtype), q.dtype, line_.data(), kMlaDim);
   if (emulated_ && q.dtype == DType::kBF16 && problem_.format != CacheFormat::kBF16) {
-    round_to_e4m3({line_.data(), static_cast<std::size_t>(has_record_scales(problem_.format) ? kLatentDim : kMlaDim)});
+    const bool rope_is_bf16 = has_record_scales(problem_.format);
+    const std::span<float> rounded(line_.data(), rope_is_bf16 ? kLatentDim : kMlaDim);
+    round_to_e4m3(rounded, rope_is_bf16 ? scale_by_power(rounded) : scale_by_amax(rounded));
   }
   const T scale = query_scale(problem_, batch_, token, head);
   for (std::int64_t i = 0; i < kMlaDim; ++i) query_[row * kMlaDim + i] = line_[i] * scale;

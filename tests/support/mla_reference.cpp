@@ -16,11 +16,20 @@ double dot(const double* a, const double* b) {
   return sum;
 }
 
-// The kernels' rounding of a bf16 query to e4m3: amax / 448 is the scale of `count` channels.
-void quantise_query(double* query, std::int64_t count) {
-  double amax = 0;
-  for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, std::abs(query[i]));
-  const auto scale = static_cast<float>(amax == 0 ? 1.0 : amax / 448);
+// The kernels' scale of `count` channels of a bf16 query that become e4m3: amax / 448, or, beside RoPE channels in
+// bf16, the power of two that brings the sum of the magnitudes to between 64 and 128.
+float query_rounding_scale(const double* query, std::int64_t count, bool power_of_two) {
+  double amax = 0, sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    amax = std::max(amax, std::abs(query[i]));
+    sum += std::abs(query[i]);
+  }
+  if (amax == 0) return 1.0f;
+  return static_cast<float>(power_of_two ? std::exp2(std::ceil(std::log2(sum)) - 7) : amax / 448);
+}
+
+void quantise_query(double* query, std::int64_t count, bool power_of_two) {
+  const float scale = query_rounding_scale(query, count, power_of_two);
   for (std::int64_t i = 0; i < count; ++i) {
     std::uint8_t code;
     encode(DType::kE4M3, static_cast<float>(query[i]) / scale, &code);
@@ -39,7 +48,8 @@ std::vector<double> queries_of(const MlaCase& test, const MlaInputs& inputs, Mla
     }
     const bool rounds = truth == MlaTruth::kStoredQuantised && test.q_dtype == DType::kBF16;
     if (rounds && test.format != CacheFormat::kBF16) {
-      quantise_query(query, test.format == CacheFormat::kTensor ? kMlaDim : kLatentDim);
+      const bool all_channels = test.format == CacheFormat::kTensor;
+      quantise_query(query, all_channels ? kMlaDim : kLatentDim, !all_channels);
     }
   }
   return queries;
