@@ -19,6 +19,7 @@ using Stream = ::CUstream_st*;
 
 // Scratch memory of one call, on the device of its tensors, 256-byte aligned. It may be reused by the next call on the
 // same stream. {nullptr, 0} is accepted where workspace_size() is 0.
+// It shares no memory with the tensors of the call.
 struct Workspace {
   void* data = nullptr;
   std::size_t size = 0;  // bytes

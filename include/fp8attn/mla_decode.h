@@ -32,7 +32,7 @@ inline constexpr std::int64_t kMaxMlaHeads = 128;   // query heads
 // A query that sees no token gets out exactly 0 and lse -infinity. Slots that no query sees may hold any bytes, NaN
 // included.
 //
-// Tensors: any strides with a contiguous last dim, stride 0 (expanded) included. On CUDA: q, cache and out have a
+// Tensors: any strides from 0 (expanded) up, with a contiguous last dim. On CUDA: q, cache and out have a
 // 16-byte aligned base and strides of a multiple of 16 bytes. All on one device. No two elements of out, or of lse,
 // share memory, and they share none with each other or with an input (details in prefill.h).
 //

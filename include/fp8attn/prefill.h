@@ -27,7 +27,7 @@ const char* name_of(PMode mode);
 // One attention call. b: batch; s_q, s_kv: query and key tokens; h_q, h_kv: query and key/value heads, h_q a multiple
 // of h_kv (query head i reads key head i / (h_q / h_kv)); d_qk, d_v: channels of q and k, and of v and out.
 //
-// Tensors: any strides with a contiguous last dim, stride 0 (expanded) included. On CUDA: 16-byte aligned base and
+// Tensors: any strides from 0 (expanded) up, with a contiguous last dim. On CUDA: 16-byte aligned base and
 // strides of a multiple of 16 bytes. All on one device. No two elements of out, or of lse, share memory: by ascending
 // stride, each dim steps over all that the dims before it span. Out and lse share no memory with each other or with an
 // input; they may be slices of one buffer with them, where rows of all repeat by one pitch and use different parts of

@@ -26,6 +26,22 @@ MlaSelection check(const MlaDecodeProblem& problem) {
   return selection;
 }
 
+std::vector<NamedView> tensors_of(const MlaDecodeProblem& problem) {
+  std::vector<NamedView> tensors = {{"q", problem.q}, {"cache", problem.cache}, {"out", problem.out}};
+  const auto add = [&](const char* name, const auto& view) {
+    if (view) tensors.push_back({name, *view});
+  };
+  add("lse", problem.lse);
+  add("block_table", problem.block_table);
+  add("lengths", problem.lengths);
+  add("indices", problem.indices);
+  add("topk_length", problem.topk_length);
+  add("q_scale", problem.q_scale);
+  add("cache_scale", problem.cache_scale);
+  add("attention_sink", problem.attention_sink);
+  return tensors;
+}
+
 }  // namespace
 
 Support supports(const MlaDecodeProblem& problem) { return to_support(check(problem).reasons); }
@@ -39,7 +55,7 @@ std::size_t workspace_size(const MlaDecodeProblem& problem) {
 void mla_decode(const MlaDecodeProblem& problem, Workspace workspace, Stream stream) {
   const MlaSelection selection = check(problem);
   throw_first("mla_decode", selection.reasons);
-  throw_first("mla_decode", validate(workspace, selection.variant->workspace_size(problem)));
+  throw_first("mla_decode", validate(workspace, selection.variant->workspace_size(problem), tensors_of(problem)));
   if (problem.out.count() == 0) return;
   selection.variant->launch(problem, workspace, stream);
 }

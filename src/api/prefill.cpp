@@ -32,6 +32,20 @@ Selection check(const PrefillProblem& problem) {
   return selection;
 }
 
+std::vector<NamedView> tensors_of(const PrefillProblem& problem) {
+  std::vector<NamedView> tensors = {{"q", problem.q}, {"k", problem.k}, {"v", problem.v}, {"out", problem.out}};
+  const auto add = [&](const char* name, const auto& view) {
+    if (view) tensors.push_back({name, *view});
+  };
+  add("lse", problem.lse);
+  add("q_scale", problem.q_scale);
+  add("k_scale", problem.k_scale);
+  add("v_scale", problem.v_scale);
+  add("v_mean", problem.v_mean);
+  add("lse_bias", problem.lse_bias);
+  return tensors;
+}
+
 std::size_t workspace_size(const PrefillProblem& problem, const PrefillVariant& variant) {
   return problem.quantize ? lay_out(problem, nullptr).bytes : variant.workspace_size(problem);
 }
@@ -49,7 +63,7 @@ std::size_t workspace_size(const PrefillProblem& problem) {
 void prefill(const PrefillProblem& problem, Workspace workspace, Stream stream) {
   const Selection selection = check(problem);
   throw_first("prefill", selection.reasons);
-  throw_first("prefill", validate(workspace, workspace_size(problem, *selection.variant)));
+  throw_first("prefill", validate(workspace, workspace_size(problem, *selection.variant), tensors_of(problem)));
   if (problem.out.count() == 0) return;
   if (!problem.quantize) return selection.variant->launch(problem, workspace, stream);
   const QkvWorkspace quantized = lay_out(problem, workspace.data);

@@ -46,7 +46,8 @@ std::size_t workspace_size(const QuantizeProblem& problem) {
 void quantize(const QuantizeProblem& problem, Workspace workspace, Stream stream) {
   throw_first("quantize", with_device(validate(problem), problem.input));
   const Quantizer& quantizer = quantizer_of(problem.input.device);
-  throw_first("quantize", validate(workspace, quantizer.workspace_size(problem)));
+  const NamedView tensors[] = {{"input", problem.input}, {"output", problem.output}, {"scale", problem.scale}};
+  throw_first("quantize", validate(workspace, quantizer.workspace_size(problem), tensors));
   quantizer.quantize(problem, workspace, stream);
 }
 

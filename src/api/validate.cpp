@@ -6,7 +6,7 @@
 
 namespace fp8attn {
 
-std::vector<Reason> validate(Workspace workspace, std::size_t needed) {
+std::vector<Reason> validate(Workspace workspace, std::size_t needed, std::span<const NamedView> tensors) {
   if (needed == 0) return {};
   std::vector<Reason> reasons;
   if (workspace.data == nullptr) {
@@ -19,6 +19,9 @@ std::vector<Reason> validate(Workspace workspace, std::size_t needed) {
     reasons.push_back({"workspace.size", fmt::format("{} bytes", workspace.size),
                        fmt::format("at least {} bytes, as workspace_size() says", needed)});
   }
+  if (!reasons.empty()) return reasons;
+  const auto bytes = TensorView::contiguous(workspace.data, DType::kU8, {static_cast<std::int64_t>(needed)});
+  for (const NamedView& tensor : tensors) check_apart(reasons, {"workspace", bytes}, {tensor});
   return reasons;
 }
 

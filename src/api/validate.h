@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "api/reason.h"
+#include "api/view_checks.h"
 #include "api/workspace_layout.h"
 #include "fp8attn/kv_cache.h"
 #include "fp8attn/mla_decode.h"
@@ -21,6 +23,7 @@ std::vector<Reason> validate(const MlaDecodeProblem& problem);
 std::vector<Reason> validate(const AppendMlaProblem& problem);
 std::vector<Reason> validate(const GatherMlaProblem& problem);
 std::vector<Reason> validate_rotate_rope(const TensorView& input, const MutableTensorView& output);
-std::vector<Reason> validate(Workspace workspace, std::size_t needed);
+// `tensors`: those of the call, which the workspace must not share memory with.
+std::vector<Reason> validate(Workspace workspace, std::size_t needed, std::span<const NamedView> tensors);
 
 }  // namespace fp8attn

@@ -43,6 +43,9 @@ Bytes extent_below(const TensorView& view, Bytes pitch) {
   return extent;
 }
 
+// More than any address space has (x86-64 with five levels of pages: 2^57), so that no address leaves 64 bits.
+constexpr Bytes kMaxExtent = Bytes{1} << 57;
+
 // Bytes from the first to the end of the last element.
 Bytes extent_of(const TensorView& view) { return extent_below(view, Bytes{1} << 126); }
 
@@ -103,6 +106,7 @@ void check_strides(std::vector<Reason>& reasons, const char* name, const TensorV
     reasons.push_back({fmt::format("{}.strides", name), strides_text(view), std::move(expected)});
   };
   if (any_stride(view, [](std::int64_t stride) { return stride < 0; })) return complain("no negative stride");
+  if (extent_of(view) > kMaxExtent) return complain("strides that span at most 2^57 bytes");
   const int last = view.rank - 1;
   if (rules.last_dim_contiguous && last >= 0 && view.shape[last] > 1 && view.strides[last] != 1) {
     complain("a contiguous last dim (stride 1)");

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -121,9 +122,15 @@ std::string output_bytes(const std::string& path, const std::vector<LayerResult>
   return serialize_safetensors(tensors);
 }
 
-// The file that --out names, opened for writing.
-std::unique_ptr<OutputFile> open_output(const std::string& path, const Input& input) {
+// The file that --out names, opened for writing. Not one that holds the input: that would be lost.
+std::unique_ptr<OutputFile> open_output(const std::string& path, const Input& input, const InputOptions& from) {
   if (path.empty()) return nullptr;
+  for (const std::string& read : {from.file, from.q, from.k, from.v}) {
+    std::error_code absent;
+    if (!read.empty() && std::filesystem::equivalent(path, read, absent)) {
+      throw usage_error("--out", fmt::format("'{}'", path), "a file that is not read");
+    }
+  }
   if (!path.ends_with(".npy") && !path.ends_with(".safetensors")) {
     throw usage_error("--out", fmt::format("'{}'", path), "a name that ends in .safetensors or .npy");
   }
@@ -217,7 +224,7 @@ void run_attend(const Options& options) {
     const Recipe* recipe = jobs.back().recipe;
     steps += recipe == nullptr || recipe->within_call ? 2 : 3;
   }
-  const auto output = open_output(options.out, input);
+  const auto output = open_output(options.out, input, options.common.input);
   std::vector<LayerResult> results;
   {
     Progress progress("attend", steps);

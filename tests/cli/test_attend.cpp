@@ -60,6 +60,15 @@ TEST_F(Attend, JsonHasErrorsAndTimes) {
   EXPECT_GT(only["quantize_ms"], 0);
 }
 
+TEST_F(Attend, RefusesToWriteOverItsInput) {
+  write_safetensors("f.safetensors", layer(DType::kBF16));
+  const Outcome outcome = run("attend --device cpu f.safetensors --out f.safetensors");
+  EXPECT_NE(outcome.status, 0);
+  EXPECT_NE(outcome.err.find("--out"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("a file that is not read"), std::string::npos) << outcome.err;
+  attend("f.safetensors");
+}
+
 TEST_F(Attend, ExactArithmeticOnTheInputItselfHasNoError) {
   write_safetensors("f", layer(DType::kF32));
   const json result = attend("f --recipe none --arithmetic float64 --causal");

@@ -98,7 +98,7 @@ TEST(Variants, CpuRowsComeFirstAndRowsWithoutALauncherSayWhy) {
 TEST(Workspace, Rules) {
   alignas(kWorkspaceAlignment) static char memory[2 * kWorkspaceAlignment];
   const auto reasons = [](void* data, std::size_t size, std::size_t needed) {
-    return to_support(validate(Workspace{data, size}, needed)).reasons;
+    return to_support(validate(Workspace{data, size}, needed, {})).reasons;
   };
   using Texts = std::vector<std::string>;
   EXPECT_EQ(reasons(nullptr, 0, 0), Texts());

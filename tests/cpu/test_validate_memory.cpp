@@ -238,5 +238,39 @@ TEST(SharedPackMemory, I_OutputInInput) {
   }
 }
 
+TEST(WorkspaceMemory, I_IsNotThatOfATensor) {
+  constexpr std::int64_t kTokens = 64;
+  std::vector<float> q(kTokens * 64, 1.0f), k = q, v = q;
+  alignas(256) static std::array<float, 1 << 20> memory;
+  memory.fill(7.0f);
+  PrefillProblem problem;
+  problem.q = TensorView::contiguous(q.data(), DType::kF32, {1, kTokens, 1, 64});
+  problem.k = TensorView::contiguous(k.data(), DType::kF32, {1, kTokens, 1, 64});
+  problem.v = TensorView::contiguous(v.data(), DType::kF32, {1, kTokens, 1, 64});
+  problem.out = MutableTensorView::contiguous(memory.data(), DType::kF32, {1, kTokens, 1, 64});
+  problem.quantize = QuantizeRecipe{};
+  const std::size_t size = workspace_size(problem);
+  ASSERT_LT(size, sizeof memory / 2);
+  try {
+    prefill(problem, {memory.data(), size});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("workspace.data: got"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("in the memory of out"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(memory[0], 7.0f);
+  prefill(problem, {memory.data() + memory.size() / 2, size});
+  EXPECT_EQ(memory[0], 1.0f);
+}
+
+TEST(StrideRange, I_SpansWhatMemoryCanHold) {
+  PrefillArguments arguments;
+  arguments.problem.q.strides[0] = std::int64_t{1} << 61;
+  const Texts reasons = reasons_of(arguments.problem);
+  ASSERT_EQ(reasons.size(), 1u);
+  EXPECT_NE(reasons[0].find("q.strides"), std::string::npos) << reasons[0];
+  EXPECT_NE(reasons[0].find("at most 2^57 bytes"), std::string::npos) << reasons[0];
+}
+
 }  // namespace
 }  // namespace fp8attn::test
