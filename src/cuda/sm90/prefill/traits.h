@@ -44,50 +44,22 @@ struct FormOf<PMode::kFast, kHeadDim> {
   using Type = LinearProbability;
 };
 
-// How the head dims shape the kernel. A step is what shares one maximum and one fold.
-template <bool kIsE4M3, int kHeadDimQk, int kHeadDimV>
-struct PrefillShape;
-// Three warpgroups hide more of each other's latencies than two, but leave each 160 registers.
-template <>
-struct PrefillShape<true, 64, 64> {
-  static constexpr int kConsumers = 3, kBlocksPerStep = 4, kStages = 4, kQueryStages = 2, kOutBuffers = 1;
-  static constexpr bool kQueryInRegisters = false;
+// How element type and head dims shape the kernel: what registers and shared memory have room for.
+struct PrefillShape {
+  int consumers;        // three warpgroups hide more of each other's latencies than two, but leave each 160 registers
+  int blocks_per_step;  // a step is what shares one maximum and one fold
+  int stages, query_stages, out_buffers;
+  bool query_in_registers;
 };
-template <>
-struct PrefillShape<true, 128, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
-  static constexpr bool kQueryInRegisters = true;
-};
-template <>
-struct PrefillShape<true, 192, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 4, kStages = 2, kQueryStages = 1, kOutBuffers = 2;
-  static constexpr bool kQueryInRegisters = false;
-};
-template <>
-struct PrefillShape<true, 256, 256> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
-  static constexpr bool kQueryInRegisters = false;
-};
-template <>
-struct PrefillShape<false, 64, 64> {
-  static constexpr int kConsumers = 3, kBlocksPerStep = 2, kStages = 4, kQueryStages = 2, kOutBuffers = 1;
-  static constexpr bool kQueryInRegisters = false;
-};
-template <>
-struct PrefillShape<false, 128, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 2, kOutBuffers = 2;
-  static constexpr bool kQueryInRegisters = false;
-};
-template <>
-struct PrefillShape<false, 192, 128> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 2, kStages = 2, kQueryStages = 1, kOutBuffers = 1;
-  static constexpr bool kQueryInRegisters = false;
-};
-template <>
-struct PrefillShape<false, 256, 256> {
-  static constexpr int kConsumers = 2, kBlocksPerStep = 1, kStages = 2, kQueryStages = 1, kOutBuffers = 2;
-  static constexpr bool kQueryInRegisters = false;
-};
+
+constexpr PrefillShape prefill_shape(bool is_e4m3, int head_dim_qk) {
+  switch (head_dim_qk) {
+    case 64: return {3, is_e4m3 ? 4 : 2, 4, 2, 1, false};
+    case 128: return {2, is_e4m3 ? 4 : 2, 2, 2, 2, is_e4m3};
+    case 192: return {2, is_e4m3 ? 4 : 2, 2, 1, is_e4m3 ? 2 : 1, false};
+    default: return {2, is_e4m3 ? 2 : 1, 2, is_e4m3 ? 2 : 1, 2, false};  // 256
+  }
+}
 
 // 8-bit wgmma reads V only with contiguous tokens: e4m3 kernels take it packed. A row-major one is packed before the
 // kernel (variants.cpp).
@@ -97,12 +69,12 @@ struct PrefillTraits {
   static constexpr int kHeadDimQk = kHeadDimQk_, kHeadDimV = kHeadDimV_;
   static constexpr PMode kPMode = kPMode_;
   static constexpr bool kIsE4M3 = Element::kDType == DType::kE4M3;
-  using Shape = PrefillShape<kIsE4M3, kHeadDimQk, kHeadDimV>;
+  static constexpr PrefillShape kShape = prefill_shape(kIsE4M3, kHeadDimQk);
 
-  static constexpr int kConsumers = Shape::kConsumers;
+  static constexpr int kConsumers = kShape.consumers;
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
-  static constexpr int kBlocksPerStep = Shape::kBlocksPerStep, kStepN = kBlockN * kBlocksPerStep;
+  static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
   // A warpgroup may need fewer blocks of the tile than another: at most one step is skipped for it.
   static_assert(kConsumers - 1 <= kBlocksPerStep);
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -112,7 +84,7 @@ struct PrefillTraits {
   // Where P is cheap to make, the tensor core is the bound: the scores of the next step are then queued behind P V. The
   // registers for that come from the query, which is read from shared memory.
   static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192 || (kHeadDimQk == 128 && kPMode == PMode::kFast);
-  static constexpr bool kQueryInRegisters = Shape::kQueryInRegisters && !kOverlaps;
+  static constexpr bool kQueryInRegisters = kShape.query_in_registers && !kOverlaps;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
@@ -124,7 +96,7 @@ struct PrefillTraits {
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
   using OutTile = SharedTile<kWarpgroupM, 128>;  // 64 channels
 
-  static constexpr int kStages = Shape::kStages, kQueryStages = Shape::kQueryStages, kOutBuffers = Shape::kOutBuffers;
+  static constexpr int kStages = kShape.stages, kQueryStages = kShape.query_stages, kOutBuffers = kShape.out_buffers;
 
   // Tiles that a consumer may still read: the one being finished, the one entered, and those whose queries wait.
   static constexpr int kTileSlots = 4;
