@@ -289,26 +289,32 @@ class Consumer {
   }
 
   __device__ void finish(const Plan& tile, const WarpgroupPlan& plan) {
-    const int kv_head = params_.kv_head(tile.head);
-    const bool per_channel = params_.v_scale.inner_stride != 0;
-    const float v_scale = per_channel ? 1.0f : params_.v_scale.at(tile.sequence, kv_head);
     float sum[2], denominator[2], factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
-    if (params_.lse != nullptr || params_.sink.data != nullptr) finish_sums(tile, plan, sum, denominator);
+    if (params_.lse != nullptr || params_.sink.data != nullptr) finish_sums(tile, sum, denominator);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      factor[i] = sum[i] == 0.0f ? 0.0f : v_scale * ptx::reciprocal(denominator[i]);  // 0: the row sees no key
+      factor[i] = sum[i] == 0.0f ? 0.0f : ptx::reciprocal(denominator[i]);  // 0: the row sees no key
     }
-    if (per_channel || params_.v_mean.data != nullptr) {
-      finish_channels(output_.value, factor, sum, params_, tile.sequence, kv_head, thread_.lane());
-    }
+    if constexpr (Traits::kIsE4M3) finish_values(tile, sum, factor);
     store_output<Traits>(shared_, maps_, params_, tile, plan.rows, output_.value, factor, thread_);
   }
 
+  // V scale and mean.
+  __device__ void finish_values(const Plan& tile, const float (&sum)[2], float (&factor)[2]) {
+    const int kv_head = params_.kv_head(tile.head);
+    if (params_.v_scale.inner_stride != 0 || params_.v_mean.data != nullptr) {
+      finish_channels(output_.value, factor, sum, params_, tile.sequence, kv_head, thread_.lane());
+    } else {
+      const float scale = params_.v_scale.at(tile.sequence, kv_head);
+      factor[0] *= scale;
+      factor[1] *= scale;
+    }
+  }
+
   // Stores lse, and adds the sink to the denominators.
-  __device__ void finish_sums(const Plan& tile, const WarpgroupPlan& plan, const float (&sum)[2],
-                              float (&denominator)[2]) const {
+  __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
     constexpr float kLog2E = 1.44269504088896f;
     float multiplier[2];
     if (params_.softcap_factor == 0.0f) {
