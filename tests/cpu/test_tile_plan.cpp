@@ -21,7 +21,8 @@ struct Kernel {
 
   static Plan plan(const Mask& mask, int row, bool ragged = false, const Plan* previous = nullptr) {
     Plan plan{};
-    plan.template plan_steps<kBlocksPerStep>(mask, row, ragged, previous);
+    plan.row = row;
+    plan.template plan_steps<kBlocksPerStep>(mask, ragged, previous);
     return plan;
   }
 };

@@ -62,7 +62,8 @@ struct PrefillTraits {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   // Where P is cheap to make, the tensor core is the bound: the scores of the next step are then queued behind P V. The
   // registers for that come from the query, which is read from shared memory.
   static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192 || (kHeadDimQk == 128 && kPMode == PMode::kFast);
@@ -100,8 +101,8 @@ struct PrefillTraits {
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
     uint64_t announced[kTileSlots];                     // the thread that announces tiles -> the warp that loads keys
-    OrderBarriers<2 * kStages> value_orders;            // TMA -> a warp that clears -> value_ring
-    OrderBarriers<2 * kQueryStages> query_orders;       // TMA -> a warp that clears -> query_ring
+    OrderQueue<2 * kStages> value_orders;               // TMA -> a warp that clears -> value_ring
+    OrderQueue<2 * kQueryStages> query_orders;          // TMA -> a warp that clears -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };
