@@ -7,22 +7,10 @@
 
 #include "cuda/sm90/mla_decode/workspace.h"
 #include "cuda/sm90/prefill/params.h"
+#include "cuda/sm90/tile/batch.h"
 #include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
-
-// An int32 or int64 tensor of up to three dims, strides in elements.
-struct IndexView {
-  const void* data = nullptr;
-  int64_t strides[3] = {0, 0, 0};
-  bool is_int64 = false;
-
-  __device__ int64_t at(int64_t i, int64_t j = 0, int64_t k = 0) const {
-    const int64_t offset = i * strides[0] + j * strides[1] + k * strides[2];
-    return is_int64 ? __ldg(static_cast<const long long*>(data) + offset)
-                    : __ldg(static_cast<const int*>(data) + offset);
-  }
-};
 
 struct MlaMaps {
   CUtensorMap latent, rope, scale;  // dims: channel, position in the page, page, 1
