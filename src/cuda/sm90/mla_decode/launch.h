@@ -13,15 +13,10 @@
 #include "cuda/sm90/mla_decode/combine.h"
 #include "cuda/sm90/mla_decode/kernel.h"
 #include "cuda/sm90/mla_decode/workspace.h"
+#include "cuda/sm90/prefill/prepared.h"
 #include "fp8attn/mla_decode.h"
 
 namespace fp8attn::cuda {
-
-inline IndexView index_view(const TensorView& view) {
-  IndexView result{.data = view.data, .is_int64 = view.dtype == DType::kI64};
-  for (int i = 0; i < view.rank; ++i) result.strides[i] = view.strides[i];
-  return result;
-}
 
 template <class Traits>
 struct MlaHost {

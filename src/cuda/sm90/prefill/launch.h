@@ -11,6 +11,7 @@
 #include "cuda/launch/device.h"
 #include "cuda/launch/tensor_map.h"
 #include "cuda/sm90/prefill/kernel.h"
+#include "cuda/sm90/prefill/prepared.h"
 #include "fp8attn/prefill.h"
 
 namespace fp8attn::cuda {
@@ -59,7 +60,7 @@ PrefillMaps tensor_maps(const PrefillProblem& problem) {
 }
 
 template <class Traits>
-void launch_prefill(const PrefillProblem& problem, Stream stream) {
+void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared, Stream stream) {
   if (problem.out.count() == 0) return;
   const int device = problem.q.device.index;
   const DeviceGuard guard(device, "prefill");

@@ -1,7 +1,7 @@
 #include "cuda/sm90/prefill/launch.h"
 
 namespace fp8attn::cuda {
-void prefill_e4m3_d64_packed_default(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementE4M3, 64, 64, PMode::kDefault>>(problem, stream);
+void prefill_e4m3_d64_packed_default(const PrefillProblem& problem, const PreparedBatch& prepared, Stream stream) {
+  launch_prefill<PrefillTraits<ElementE4M3, 64, 64, PMode::kDefault>>(problem, prepared, stream);
 }
 }  // namespace fp8attn::cuda

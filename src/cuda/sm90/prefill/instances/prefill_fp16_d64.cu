@@ -1,7 +1,7 @@
 #include "cuda/sm90/prefill/launch.h"
 
 namespace fp8attn::cuda {
-void prefill_fp16_d64(const PrefillProblem& problem, Workspace, Stream stream) {
-  launch_prefill<PrefillTraits<ElementFP16, 64, 64>>(problem, stream);
+void prefill_fp16_d64(const PrefillProblem& problem, const PreparedBatch& prepared, Stream stream) {
+  launch_prefill<PrefillTraits<ElementFP16, 64, 64>>(problem, prepared, stream);
 }
 }  // namespace fp8attn::cuda
