@@ -70,28 +70,6 @@ __device__ void words_of(const Quad<Access>& quad, const float* __restrict__ sca
   }
 }
 
-// Fills the tile in shared memory. Channels and groups past the end are left as they are.
-template <class Shape, class Scale>
-__device__ void fill_tile(const typename Shape::Access::Storage* __restrict__ input, const float* __restrict__ scale,
-                          const PackSpace& space, const PackTile<Shape>& tile, std::uint32_t* tile_words) {
-  const int tokens = space.tokens - tile.token;
-  constexpr int kStep = Shape::kLaneVectors * Shape::kCount;
-  for (int channel = Shape::vector() * Shape::kCount; channel < Shape::kChannels; channel += kStep) {
-    if (tile.channel + channel >= space.channels) break;
-    LaneQuads<Shape> lane;
-    lane.load(input + channel, space.input_token, tokens);
-#pragma unroll
-    for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
-      const int group = Shape::group(g);
-      std::uint32_t words[Shape::kCount];
-      words_of<typename Shape::Access, Scale>(lane.quads[g],
-                                              scale + (Scale::kPerColumn ? channel : group * 16 * space.scale.token),
-                                              space.scale.token, Shape::quarter(), tokens - 16 * group, words);
-      store_words<Shape>(words, channel, g, tile_words);
-    }
-  }
-}
-
 // Tiles from the last to the first: the end of the input is what the amax pass has left in the L2 cache.
 template <class Shape, class Scale>
 __global__ void __launch_bounds__(kPackThreads, 2)
@@ -106,7 +84,14 @@ __global__ void __launch_bounds__(kPackThreads, 2)
         tile.batch * space.input_batch + tile.token * space.input_token + tile.head * space.input_head + tile.channel;
     const std::int64_t first_scale = tile.batch * space.scale.batch + tile.token * space.scale.token +
                                      tile.head * space.scale.head + (Scale::kPerColumn ? tile.channel : 0);
-    fill_tile<Shape, Scale>(input + first_input, scale + first_scale, space, tile, tile_words);
+    const StridedRows<typename Shape::Access::Storage> rows{input + first_input, space.input_token,
+                                                            space.tokens - tile.token};
+    fill_tile<Shape>(rows, space.channels - tile.channel, tile_words,
+                     [&](const auto& quad, int channel, int group, auto& words) {
+                       words_of<typename Shape::Access, Scale>(
+                           quad, scale + first_scale + (Scale::kPerColumn ? channel : group * 16 * space.scale.token),
+                           space.scale.token, Shape::quarter(), rows.count - 16 * group, words);
+                     });
     __syncthreads();
     const std::int64_t line = (tile.batch * space.heads + tile.head) * space.channels + tile.channel;
     write_tile<Shape>(tile_words, output + line * space.length + tile.token, space.length,

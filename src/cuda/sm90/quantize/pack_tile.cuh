@@ -46,24 +46,35 @@ struct PackTileShape {
 // the lane's quarter.
 __device__ inline int token_of_byte(int quarter, int k) { return 8 * (k >> 1) + 2 * quarter + (k & 1); }
 
+// Where the tokens of a tile lie: rows a fixed distance apart. Another type may say otherwise.
+template <class Storage>
+struct StridedRows {
+  const Storage* first;
+  std::int64_t stride;
+  int count;  // tokens from here on are not there
+
+  __device__ bool has_all(int tokens) const { return count >= tokens; }
+  __device__ bool has(int token) const { return token < count; }
+  __device__ const Storage* row(int token) const { return first + token * stride; }
+};
+
 // Four tokens of one vector of channels; zeros where there is no token.
 template <class Access>
 struct Quad {
   typename Access::Values rows[4];
 
-  // source: the vector of the group's first token. kWhole: all 16 tokens exist, else `tokens` of them (or none).
-  template <bool kWhole>
-  __device__ void load(const typename Access::Storage* __restrict__ source, std::int64_t token_stride, int quarter,
-                       int tokens) {
+  // Of the group of 16 tokens from `first` on. kWhole: all of them exist.
+  template <bool kWhole, class Rows>
+  __device__ void load(const Rows& source, int first, int channel, int quarter) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int token = token_of_byte(quarter, k);
-      if (kWhole || token < tokens) {
+      const int token = first + token_of_byte(quarter, k);
+      if (kWhole || source.has(token)) {
         // Codes are read this once; values were read before, and what the L2 cache still has of them is welcome.
         if constexpr (sizeof(typename Access::Storage) == 1) {
-          rows[k].load_last(source + token * token_stride);
+          rows[k].load_last(source.row(token) + channel);
         } else {
-          rows[k].load(source + token * token_stride);
+          rows[k].load(source.row(token) + channel);
         }
       } else {
         rows[k] = {};  // of the tile before
@@ -101,20 +112,18 @@ template <class Shape>
 struct LaneQuads {
   Quad<typename Shape::Access> quads[Shape::kGroupsPerWarp];
 
-  // source: the vector of the tile's first token; tokens: of the tile, from there on. Two branches, so that all loads
-  // are under way before the first is used (see RowBatch).
-  __device__ void load(const typename Shape::Access::Storage* __restrict__ source, std::int64_t token_stride,
-                       int tokens) {
-    if (tokens >= Shape::kTokens) {
+  // Two branches, so that all loads are under way before the first is used (see RowBatch).
+  template <class Rows>
+  __device__ void load(const Rows& rows, int channel) {
+    if (rows.has_all(Shape::kTokens)) {
 #pragma unroll
       for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
-        quads[g].template load<true>(source + Shape::group(g) * 16 * token_stride, token_stride, Shape::quarter(), 16);
+        quads[g].template load<true>(rows, 16 * Shape::group(g), channel, Shape::quarter());
       }
     } else {
 #pragma unroll
       for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
-        quads[g].template load<false>(source + Shape::group(g) * 16 * token_stride, token_stride, Shape::quarter(),
-                                      tokens - 16 * Shape::group(g));
+        quads[g].template load<false>(rows, 16 * Shape::group(g), channel, Shape::quarter());
       }
     }
   }
@@ -127,6 +136,25 @@ __device__ void store_words(const std::uint32_t (&words)[Shape::kCount], int cha
   const int word = (4 * Shape::group(g) + Shape::quarter()) ^ Shape::swizzle(channel);
 #pragma unroll
   for (int c = 0; c < Shape::kCount; ++c) tile_words[(channel + c) * Shape::kWords + word] = words[c];
+}
+
+// Fills the tile in shared memory from `rows`, whose first channel is the tile's; `channels`: how many there are from
+// there on. words_of(quad, channel, group, words) gives the words of a quad's channels. Channels past the end are left
+// as they are.
+template <class Shape, class Rows, class WordsOf>
+__device__ void fill_tile(const Rows& rows, int channels, std::uint32_t* tile_words, WordsOf words_of) {
+  constexpr int kStep = Shape::kLaneVectors * Shape::kCount;
+  for (int channel = Shape::vector() * Shape::kCount; channel < Shape::kChannels; channel += kStep) {
+    if (channel >= channels) break;
+    LaneQuads<Shape> lane;
+    lane.load(rows, channel);
+#pragma unroll
+    for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+      std::uint32_t words[Shape::kCount];
+      words_of(lane.quads[g], channel, Shape::group(g), words);
+      store_words<Shape>(words, channel, g, tile_words);
+    }
+  }
 }
 
 // Writes the tile, neighbouring lanes the chunks of a channel. output: its first channel and position in the packed
