@@ -18,26 +18,6 @@ constexpr std::int64_t kWantedChunks = 264, kMostChunks = 16, kChunkUnit = 256;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Hands out the parts of a workspace one after the other.
-class Carver {
- public:
-  explicit Carver(void* data) : data_(static_cast<std::uint8_t*>(data)) {}
-
-  void* take(std::int64_t bytes) {
-    void* part = data_ == nullptr ? nullptr : data_ + used_;
-    used_ += align_workspace(bytes);
-    return part;
-  }
-  float* take_floats(std::int64_t count) {
-    return static_cast<float*>(take(count * static_cast<std::int64_t>(sizeof(float))));
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::uint8_t* data_;
-  std::size_t used_ = 0;
-};
-
 // [b, s, h, ...] in memory that goes through all tokens of a head before the next head.
 MutableTensorView heads_outside(MutableTensorView view) {
   const std::int64_t inner = view.rank == 4 ? view.shape[3] : 1;
