@@ -4,6 +4,7 @@
 
 #include "api/prefill_batch.h"
 #include "cuda/sm90/tile/batch.h"
+#include "cuda/sm90/tile/tile_list.h"
 #include "fp8attn/prefill.h"
 
 namespace fp8attn::cuda {
@@ -37,6 +38,7 @@ struct PreparedBatch {
   // batch.aligned_positions(): [1, positions, h, d], a packed v [1, h_kv, d_v, positions]. A v has zeros behind the
   // tokens of a sequence, up to the next multiple of 64.
   bool keys_aligned = false, values_aligned = false;
+  TileList tiles;  // of an uneven batch
 };
 
 }  // namespace fp8attn::cuda

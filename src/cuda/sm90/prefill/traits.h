@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/sm90/prefill/shape.h"
 #include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/probability.h"
@@ -43,23 +44,6 @@ template <int kHeadDim>
 struct FormOf<PMode::kFast, kHeadDim> {
   using Type = LinearProbability;
 };
-
-// How element type and head dims shape the kernel: what registers and shared memory have room for.
-struct PrefillShape {
-  int consumers;        // three warpgroups hide more of each other's latencies than two, but leave each 160 registers
-  int blocks_per_step;  // a step is what shares one maximum and one fold
-  int stages, query_stages, out_buffers;
-  bool query_in_registers;
-};
-
-constexpr PrefillShape prefill_shape(bool is_e4m3, int head_dim_qk) {
-  switch (head_dim_qk) {
-    case 64: return {3, is_e4m3 ? 4 : 2, 4, 2, 1, false};
-    case 128: return {2, is_e4m3 ? 4 : 2, 2, 2, 2, is_e4m3};
-    case 192: return {2, is_e4m3 ? 4 : 2, 2, 1, is_e4m3 ? 2 : 1, false};
-    default: return {2, is_e4m3 ? 2 : 1, 2, is_e4m3 ? 2 : 1, 2, false};  // 256
-  }
-}
 
 // 8-bit wgmma reads V only with contiguous tokens: e4m3 kernels take it packed. A row-major one is packed before the
 // kernel (variants.cpp).
