@@ -42,10 +42,10 @@ __device__ __forceinline__ void stage_output(const float* value, const float (&f
   }
 }
 
-// Stores the tile, 64 channels at a time; rows beyond the sequence are clipped by TMA.
+// Stores 16-bit rows, 64 channels at a time; rows and channels beyond the tensor are clipped by TMA.
 template <class Traits, int kRegisters>
-__device__ __forceinline__ void store_output(typename Traits::Shared& shared, const PrefillMaps& maps,
-                                             const PrefillParams& params, const TileCoordinates& coordinates,
+__device__ __forceinline__ void store_by_tma(typename Traits::Shared& shared, const PrefillMaps& maps,
+                                             const PrefillParams& params, const typename Traits::Plan& plan,
                                              const float (&value)[kRegisters], const float (&factor)[2],
                                              const ConsumerThread& thread) {
   using Tile = typename Traits::OutTile;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
   // The warpgroup's own 128 threads meet at barrier 1 + consumer: first when the stores before have read the staging
   // buffers (the leader waits for that), then when all have written them.
   const int barrier = 1 + thread.consumer();
-  const int first_row = coordinates.query_tile * Traits::kTileM + thread.consumer() * Traits::kWarpgroupM;
+  const int first_row = plan.row + thread.consumer() * Traits::kWarpgroupM;
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     if (thread.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       const float* values = value + (round * kBuffers + buffer) * kChannels / 2;
       const uint32_t staging = ptx::shared_address(shared.out[thread.consumer()][buffer]);
-      if (params.out_is_fp16) {
+      if (params.out_dtype == DType::kFP16) {
         stage_output<Tile, ElementFP16::pack>(values, factor, staging, thread);
       } else {
         stage_output<Tile, ElementBF16::pack>(values, factor, staging, thread);
@@ -70,15 +70,60 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
     }
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
     ptx::named_barrier_sync<128>(barrier);
-    if (thread.leads() && first_row < params.mask.query_length) {
+    if (thread.leads() && first_row < plan.query_length) {
 #pragma unroll
       for (int buffer = 0; buffer < kBuffers; ++buffer) {
-        const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, coordinates.head, first_row, coordinates.batch};
+        const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, plan.head, plan.query_start + first_row,
+                               params.query_entry(plan.sequence)};
         ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
                                           shared.out[thread.consumer()][buffer]);
       }
       ::cuda::ptx::cp_async_bulk_commit_group();
     }
+  }
+}
+
+// Stores the sequence's own rows straight from the accumulators. kPack makes what lies side by side of two channels.
+template <class Traits, class Pair, Pair (*kPack)(float, float), int kRegisters>
+__device__ __forceinline__ void store_directly(const PrefillParams& params, const typename Traits::Plan& plan,
+                                               const float (&value)[kRegisters], const float (&factor)[2],
+                                               const ConsumerThread& thread) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = plan.row + thread.consumer() * Traits::kWarpgroupM + thread.row(i);
+    if (row >= plan.query_length) continue;
+    auto* out = static_cast<uint8_t*>(params.out) + params.query_entry(plan.sequence) * params.out_entry_stride +
+                (plan.query_start + row) * params.out_row_stride + plan.head * params.out_head_stride;
+    Pair* pairs = reinterpret_cast<Pair*>(out) + (thread.lane() & 3);
+#pragma unroll
+    for (int j = 0; j < kRegisters / 4; ++j) {
+      const int r = 4 * j + 2 * i;
+      if (8 * j < params.head_dim_v) pairs[4 * j] = kPack(value[r] * factor[i], value[r + 1] * factor[i]);
+    }
+  }
+}
+
+// `rows`: rows of the warpgroup from there on belong to other sequences.
+template <class Traits, int kRegisters>
+__device__ __forceinline__ void store_output(typename Traits::Shared& shared, const PrefillMaps& maps,
+                                             const PrefillParams& params, const typename Traits::Plan& plan, int rows,
+                                             const float (&value)[kRegisters], float (&factor)[2],
+                                             const ConsumerThread& thread) {
+  switch (params.out_dtype) {
+    case DType::kF32: return store_directly<Traits, float2, make_float2>(params, plan, value, factor, thread);
+    case DType::kE4M3: {
+      const float inverse = ptx::reciprocal(params.out_scale.at(0, 0));
+      factor[0] *= inverse;
+      factor[1] *= inverse;
+      return store_directly<Traits, uint16_t, ptx::e4m3x2_from_floats>(params, plan, value, factor, thread);
+    }
+    default: break;
+  }
+  if (rows == Traits::kWarpgroupM) return store_by_tma<Traits>(shared, maps, params, plan, value, factor, thread);
+  if (params.out_dtype == DType::kFP16) {
+    store_directly<Traits, uint32_t, ElementFP16::pack>(params, plan, value, factor, thread);
+  } else {
+    store_directly<Traits, uint32_t, ElementBF16::pack>(params, plan, value, factor, thread);
   }
 }
 
@@ -92,7 +137,8 @@ __device__ __forceinline__ void finish_channels(float (&value)[kRegisters], floa
   for (int j = 0; j < kRegisters / 4; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int channel = 8 * j + 2 * (lane & 3) + c;
+      // Channels that the tensors lack are not stored.
+      const int channel = min(8 * j + 2 * (lane & 3) + c, params.head_dim_v - 1);
       const float scale = scaled ? params.v_scale.at(batch, head, channel) : 1.0f;
       const float mean = params.v_mean.at(batch, head, channel, 0.0f);
 #pragma unroll

@@ -5,6 +5,7 @@
 #include <cuda/ptx>
 #include <type_traits>
 
+#include "cuda/sm90/prefill/clear.h"
 #include "cuda/sm90/prefill/epilogue.h"
 #include "cuda/sm90/prefill/load.h"
 #include "cuda/sm90/prefill/math_16bit.h"
@@ -14,7 +15,7 @@
 #include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/tile/mask_scores.h"
 #include "cuda/sm90/tile/pipeline.h"
-#include "cuda/sm90/tile/scheduler.h"
+#include "cuda/sm90/tile/softcap.h"
 
 namespace fp8attn::cuda {
 
@@ -26,6 +27,7 @@ template <class Traits>
 class Consumer {
  public:
   using Shared = typename Traits::Shared;
+  using Plan = typename Traits::Plan;
   using Math = std::conditional_t<Traits::kIsE4M3, MathE4M3<Traits>, Math16Bit<Traits>>;
 
   __device__ Consumer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params, ConsumerThread thread)
@@ -33,9 +35,7 @@ class Consumer {
 
   // Walks the steps of keys of a tile from the last, where masks apply, to the first.
   __device__ void run() {
-    if (params_.mask.key_length == 0) {
-      store_empty_tiles();
-    } else if (enter()) {
+    if (enter()) {
       Scores scores;
       wait_stage(shared_.key_ring, key_);
       issue_all_scores(scores);
@@ -45,9 +45,9 @@ class Consumer {
         receive(scores);
         const bool last = unscored_ == 0;
         const bool more = !last || enter();
-        step(scores, more);
+        step(scores, more || plan_back(1).skipped > 0);
         if (last) {
-          finish(tile_back(2));  // the next one, or the end, has been entered
+          finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
           if (!more) break;
           begin();
         } else {
@@ -69,45 +69,22 @@ class Consumer {
   // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
   static constexpr bool kOverlaps = Traits::kOverlaps;
 
-  __device__ int first_row(const TileCoordinates& tile) const {
-    return tile.query_tile * Traits::kTileM + thread_.consumer() * Traits::kWarpgroupM;
-  }
-  __device__ int blocks_of(const TileCoordinates& tile) const {
-    return blocks_for<Traits>(params_.mask, first_row(tile), Traits::kWarpgroupM);
-  }
-  // Steps before those of the warpgroup's rows, which only other warpgroups need.
-  __device__ int skipped_of(const TileCoordinates& tile) const {
-    const int tile_blocks = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
-    return steps_for<Traits>(tile_blocks) - steps_for<Traits>(blocks_of(tile));
-  }
-
-  // Without any key.
-  __device__ void store_empty_tiles() {
-    while (next_tile()) {
-      release_query();
-      multiplier_[0] = multiplier_[1] = 1.0f;
-      softmax_.reset(multiplier_);
-      Math::clear(output_);
-      finish(tile_back(1));
-    }
-  }
-
-  // P V of a step, and the scores of the next one. Without more steps these are scores of whatever is there, and nobody
-  // reads them.
-  __device__ __forceinline__ void step(Scores& scores, bool more) {
-    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, more);
-    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, more);
-    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, more);
-    step_of<3>(scores, more);
+  // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
+  // them. `come`: whether more stages do, even if only other warpgroups need them.
+  __device__ __forceinline__ void step(Scores& scores, bool come) {
+    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
+    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, come);
+    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, come);
+    step_of<3>(scores, come);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void step_of(Scores& scores, bool more) {
+  __device__ __forceinline__ void step_of(Scores& scores, bool come) {
     if constexpr (kCount <= kBlocks) {
       typename Math::Fresh fresh;
       multiply<kCount>(scores, fresh);
       // Barriers are waited for while products are in flight.
-      wait_stage_if(more, shared_.key_ring, key_);
+      wait_stage_if(come, shared_.key_ring, key_);
       if constexpr (kOverlaps) {
         issue_scores<0>(scores);
         ptx::wgmma_wait<1>();
@@ -118,7 +95,7 @@ class Consumer {
         fold(fresh);
         issue_all_scores(scores);
       }
-      wait_stage_if(more, shared_.value_ring, value_);
+      wait_stage_if(come, shared_.value_ring, value_);
       ptx::wgmma_wait<0>();
     }
   }
@@ -175,7 +152,7 @@ class Consumer {
     release_stage(shared_.value_ring, value_);
   }
 
-  // Behind the wait for the scores of a step: the stage goes back, mask, maxima.
+  // Behind the wait for the scores of a step: the stage goes back, softcap, mask, maxima.
   __device__ __forceinline__ void receive(Scores& scores) {
     release_stage(shared_.key_ring, key_);
     --unscored_;
@@ -185,40 +162,73 @@ class Consumer {
       ptx::pin(part);
       Math::adjust_scores(part, params_.softmax_scale_log2);
     }
-    const int first_key = unscored_ * Traits::kStepN;
-    if (first_key + Traits::kStepN > visible_to_all_) mask(scores, first_key);
+    if (unscored_ >= plain_) change(scores);
     softmax_.raise_maxima(scores);
     softmax_.prepare(scores, rescale_);
   }
 
-  __device__ __forceinline__ void mask(Scores& scores, int first_key) {
-    const int row = first_row(tile_back(1));
+  // Softcap and mask.
+  __device__ __forceinline__ void change(Scores& scores) {
+    if (params_.softcap_factor != 0.0f) cap(scores);
+    if (plan_back(1).masks(unscored_)) mask(scores);
+  }
+
+  __device__ __forceinline__ void mask(Scores& scores) {
+    const Plan& tile = tile_back(1);
+    const Mask mask{tile.query_length, tile.key_length, params_.causal, params_.window_left};
+    const int row = first_row(tile), first_key = (plan_back(1).first_step + unscored_) * Traits::kStepN;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      int visible[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        visible[i] = params_.mask.visible_end(row + thread_.row(i)) - first_key - part * (Traits::kStepN / kParts);
-      }
-      mask_scores(scores[part], visible, thread_.lane());
+      const int first = first_key + part * (Traits::kStepN / kParts);
+      const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
+                          mask.visible_end(row + thread_.row(1)) - first};
+      hide_from(scores[part], end, thread_.lane());
+      if (mask.window_left < 0) continue;
+      const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
+                            mask.visible_begin(row + thread_.row(1)) - first};
+      hide_before(scores[part], begin, thread_.lane());
     }
   }
 
-  // From a score to octaves, for the rows of this thread.
-  __device__ void load_multipliers(const TileCoordinates& tile, float (&multiplier)[2]) const {
-    const float common =
-        params_.softmax_scale_log2 * params_.k_scale.at(tile.batch, params_.queries_per_kv.divide(tile.head));
+  // Scores become the tanh of what they are of the cap.
+  __device__ __forceinline__ void cap(Scores& scores) const {
+    const auto& factors = shared_.cap_factor[thread_.consumer()];
+#pragma unroll
+    for (auto& part : scores) {
+      cap_scores(part, factors[thread_.row(0)], factors[thread_.row(1)]);
+    }
+  }
+
+  // From a logit's score to octaves, for the rows of this thread.
+  __device__ void load_multipliers(const Plan& tile, float (&multiplier)[2]) const {
+    const float common = params_.softmax_scale_log2 * params_.k_scale.at(tile.sequence, params_.kv_head(tile.head));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = min(first_row(tile) + thread_.row(i), params_.mask.query_length - 1);
-      multiplier[i] = common * params_.q_scale.at(tile.batch, tile.head, row);
+      const int row = min(first_row(tile) + thread_.row(i), tile.query_length - 1);
+      multiplier[i] = common * params_.q_scale.at(tile.sequence, tile.head, tile.query_start + row);
     }
   }
 
-  // The tile that was entered last (1), or the one before (2).
-  __device__ const TileCoordinates& tile_back(int count) const {
+  // With a softcap: notes what makes arguments of tanh of the scores, and what its results are multiplied with instead.
+  __device__ void set_cap_factors(float (&multiplier)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if ((thread_.lane() & 3) == 0) {
+        shared_.cap_factor[thread_.consumer()][thread_.row(i)] =
+            cap_factor<typename Traits::CapFactor>(multiplier[i] * params_.softcap_factor);
+      }
+      multiplier[i] = capped_multiplier<typename Traits::CapFactor>(params_.softcap_log2);
+    }
+    __syncwarp();  // each warp reads its own rows
+  }
+
+  // The tile that was entered last (1), or the one before (2), and what this warpgroup does of it.
+  __device__ const Plan& tile_back(int count) const {
     return shared_.tile[(entered_.count - count) % Traits::kTileSlots];
   }
+  __device__ const WarpgroupPlan& plan_back(int count) const { return tile_back(count).warpgroup[thread_.consumer()]; }
+  // Of the sequence.
+  __device__ int first_row(const Plan& tile) const { return tile.row + thread_.consumer() * Traits::kWarpgroupM; }
 
   // Waits for the next tile and its query. False: there is none.
   __device__ bool next_tile() {
@@ -231,8 +241,7 @@ class Consumer {
   // False: there is no next tile.
   __device__ __forceinline__ bool enter() {
     if (!next_tile()) return false;
-    const TileCoordinates tile = tile_back(1);
-    load_multipliers(tile, multiplier_);
+    load_multipliers(tile_back(1), multiplier_);
     if constexpr (Traits::kIsE4M3) {
       Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
       if constexpr (Traits::kQueryInRegisters) {
@@ -246,18 +255,18 @@ class Consumer {
       // The scores carry the sign (adjust_scores()).
       multiplier_[0] = multiplier_[1] = multiplier_[0] == 0.0f ? 1.0f : fabsf(multiplier_[0]);
     }
-    for (int i = skipped_of(tile); i > 0; --i) skip_stage(shared_.key_ring, key_);
+    if (params_.softcap_factor != 0.0f) set_cap_factors(multiplier_);
+    for (int i = plan_back(1).skipped; i > 0; --i) skip_stage(shared_.key_ring, key_);
     return true;
   }
 
   // The state of the tile that has been entered, when the tile before it is finished.
   __device__ __forceinline__ void begin() {
-    const TileCoordinates tile = tile_back(1);
-    visible_to_all_ = params_.mask.visible_end(first_row(tile));
-    const int blocks = blocks_of(tile);
-    unscored_ = steps_for<Traits>(blocks);
-    blocks_ = blocks - (unscored_ - 1) * kBlocks;
-    for (int i = skipped_of(tile); i > 0; --i) skip_stage(shared_.value_ring, value_);
+    const WarpgroupPlan& plan = plan_back(1);
+    plain_ = params_.changes_all ? 0 : plan.seen_end;
+    unscored_ = plan.steps;
+    blocks_ = plan.last_blocks;
+    for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
     wait_stage(shared_.value_ring, value_);
     softmax_.reset(multiplier_);
     Math::clear(output_);
@@ -268,10 +277,10 @@ class Consumer {
     wait_barrier(&ring.full[position.stage()], position.parity());
   }
 
-  // Without a branch. Where there is no stage to come, the phase before it has passed.
-  __device__ static void wait_stage_if(bool more, RingBarriers<Traits::kStages>& ring,
+  // Without a branch. Where no stage comes, the phase before has passed, and no other will.
+  __device__ static void wait_stage_if(bool comes, RingBarriers<Traits::kStages>& ring,
                                        const RingPosition<Traits::kStages>& position) {
-    wait_barrier(&ring.full[position.stage()], position.parity() ^ static_cast<uint32_t>(!more));
+    wait_barrier(&ring.full[position.stage()], position.parity() ^ static_cast<uint32_t>(!comes));
   }
 
   __device__ void skip_stage(RingBarriers<Traits::kStages>& ring, RingPosition<Traits::kStages>& position) const {
@@ -279,36 +288,49 @@ class Consumer {
     release_stage(ring, position);
   }
 
-  __device__ void finish(const TileCoordinates& tile) {
-    const int kv_head = params_.queries_per_kv.divide(tile.head);
+  __device__ void finish(const Plan& tile, const WarpgroupPlan& plan) {
+    const int kv_head = params_.kv_head(tile.head);
     const bool per_channel = params_.v_scale.inner_stride != 0;
-    const float v_scale = per_channel ? 1.0f : params_.v_scale.at(tile.batch, kv_head);
-    float factor[2], sum[2];
+    const float v_scale = per_channel ? 1.0f : params_.v_scale.at(tile.sequence, kv_head);
+    float sum[2], denominator[2], factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
+    if (params_.lse != nullptr || params_.sink.data != nullptr) finish_sums(tile, plan, sum, denominator);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sum[i] = Math::stored_sum(output_, softmax_, i);
-      factor[i] = sum[i] == 0.0f ? 0.0f : v_scale * ptx::reciprocal(sum[i]);  // 0: the row sees no key
+      factor[i] = sum[i] == 0.0f ? 0.0f : v_scale * ptx::reciprocal(denominator[i]);  // 0: the row sees no key
     }
-    if (params_.lse != nullptr) store_lse(tile, sum);
     if (per_channel || params_.v_mean.data != nullptr) {
-      finish_channels(output_.value, factor, sum, params_, tile.batch, kv_head, thread_.lane());
+      finish_channels(output_.value, factor, sum, params_, tile.sequence, kv_head, thread_.lane());
     }
-    store_output<Traits>(shared_, maps_, params_, tile, output_.value, factor, thread_);
+    store_output<Traits>(shared_, maps_, params_, tile, plan.rows, output_.value, factor, thread_);
   }
 
-  __device__ void store_lse(const TileCoordinates& tile, const float (&sum)[2]) const {
+  // Stores lse, and adds the sink to the denominators.
+  __device__ void finish_sums(const Plan& tile, const WarpgroupPlan& plan, const float (&sum)[2],
+                              float (&denominator)[2]) const {
+    constexpr float kLog2E = 1.44269504088896f;
     float multiplier[2];
-    load_multipliers(tile, multiplier);
+    if (params_.softcap_factor == 0.0f) {
+      load_multipliers(tile, multiplier);
+    } else {
+      multiplier[0] = multiplier[1] = capped_multiplier<typename Traits::CapFactor>(params_.softcap_log2);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const bool empty = sum[i] == 0.0f;
+      if (params_.sink.data != nullptr && !empty) {
+        // Relative to what one unit of the sum is worth.
+        const float unit = softmax_.log2_sum(i, 1.0f, multiplier[i]);
+        denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
+      }
       const int row = first_row(tile) + thread_.row(i);
-      if ((thread_.lane() & 3) != 0 || row >= params_.mask.query_length) continue;
-      constexpr float kLn2 = 0.693147180559945f;
-      params_.lse[tile.batch * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
-                  row * params_.lse_row_stride] = sum[i] == 0.0f
-                                                      ? -INFINITY
-                                                      : softmax_.log2_sum(i, sum[i], multiplier[i]) * kLn2 +
-                                                            params_.lse_bias.at(tile.batch, tile.head, row, 0.0f);
+      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || row >= tile.query_length) continue;
+      const int token = tile.query_start + row;
+      const float bias = params_.lse_bias.at(tile.sequence, tile.head, token, 0.0f);
+      params_.lse[tile.sequence * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
+                  token * params_.lse_row_stride] =
+          empty ? -INFINITY : fmaf(bias, kLog2E, softmax_.log2_sum(i, sum[i], multiplier[i])) * params_.lse_unit;
     }
   }
 
@@ -335,7 +357,7 @@ class Consumer {
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
   RingPosition<Traits::kQueryStages> entered_;  // tiles, the end of them included
-  int visible_to_all_;                          // every row of the warpgroup sees the keys before this one
+  int plain_;                                   // steps of the tile before this one have neither softcap nor mask
   int blocks_;                                  // of the step whose scores have been received last
   int unscored_;                                // steps of the tile whose scores have not been received yet
   float multiplier_[2];                         // from a score to octaves, of the tile entered last
@@ -353,6 +375,9 @@ __device__ void initialise(typename Traits::Shared& shared) {
     for (auto& ring : shared.query_ring) ring.init(1, 4);  // consumers: the four warps of one warpgroup
     shared.key_ring.init(1, Traits::kConsumerWarps);
     shared.value_ring.init(1, Traits::kConsumerWarps);
+    for (auto& barrier : shared.announced) ::cuda::ptx::mbarrier_init(&barrier, 1);
+    shared.value_orders.init();
+    shared.query_orders.init();
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   if constexpr (Traits::kIsE4M3) {
@@ -381,9 +406,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
-    Producer<Traits> producer(shared, maps, params);
-    if (warp == 0 && lane == 0 && params.mask.key_length > 0) producer.load_keys_and_values();
-    if (warp == 1 && lane == 0) producer.load_queries();
+    if (warp == 0) Loader<Traits>(shared, maps, params).run();
+    if (warp == 1 && lane == 0) Announcer<Traits>(shared, maps, params).run();
+    if (warp == 2 && params.clears_values) ValueCleaner<Traits>(shared).run();
+    if (warp == 3 && params.batch.ragged_queries()) QueryCleaner<Traits>(shared).run();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
     Consumer<Traits>(shared, maps, params, {warp}).run();

@@ -38,25 +38,122 @@ inline ScaleView scale_view(const std::optional<TensorView>& scale, bool inner_i
   return view;
 }
 
+// The strides of a q_scale: a ragged query has one a token in rows of the tensor, [total_q, h].
+inline ScaleView query_scale_view(const PrefillProblem& problem) {
+  const auto& scale = problem.q_scale;
+  if (!scale || scale->rank != 2 ||
+      query_scale_granularity(batch_of(problem), *scale) != ScaleGranularity::kTokenHead) {
+    return scale_view(scale, false);
+  }
+  const auto stride = [&](int dim) { return scale->shape[dim] == 1 ? 0 : scale->strides[dim]; };
+  return {.data = static_cast<const float*>(scale->data), .head_stride = stride(1), .inner_stride = stride(0)};
+}
+
+// The strides of an lse_bias, [b, h, s] or [h, total_q].
+inline ScaleView lse_view(const std::optional<TensorView>& bias) {
+  if (!bias || bias->rank != 2) return scale_view(bias, true);
+  const auto stride = [&](int dim) { return bias->shape[dim] == 1 ? 0 : bias->strides[dim]; };
+  return {.data = static_cast<const float*>(bias->data), .head_stride = stride(0), .inner_stride = stride(1)};
+}
+
+// A ragged tensor as the one entry of a batch.
+inline TensorView with_entries(const TensorView& view) {
+  if (view.rank == 4) return view;
+  TensorView result = view;
+  result.rank = 4;
+  result.shape = {1, view.shape[0], view.shape[1], view.shape[2]};
+  result.strides = {0, view.strides[0], view.strides[1], view.strides[2]};
+  return result;
+}
+
+// k or v for a tensor map. A map cannot be empty: where there are no tokens, it is of some channels of the query, of
+// which nothing is read, for then all sequences are loaded from before the tensor.
+inline TensorView loadable(const TensorView& view, const PrefillProblem& problem) {
+  if (view.count() > 0) return with_entries(view);
+  TensorView some = problem.q;
+  some.dtype = view.dtype;
+  some.rank = 4;
+  some.shape = {1, 1, 1, 16 / size_of(view.dtype)};
+  return some;
+}
+
+inline bool is_16bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kFP16; }
+
 template <class Traits>
-PrefillMaps tensor_maps(const PrefillProblem& problem) {
+PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& params) {
   constexpr std::uint32_t kQueryChunk = Traits::QueryTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kKeyChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kValueChunk = Traits::ValueTile::kChunkBytes / Traits::Element::kBytes;
   PrefillMaps maps;
-  maps.query = make_tensor_map(problem.q, {kQueryChunk, 1, Traits::kWarpgroupM, 1}, "q");
-  maps.out = make_tensor_map(problem.out, {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1}, "out");
-  if (problem.k.shape[1] == 0) {  // no key: the maps of k and v are never used, and a map cannot be empty
-    maps.key = maps.value = maps.query;
-    return maps;
+  maps.query = make_tensor_map(with_entries(problem.q), {kQueryChunk, 1, Traits::kWarpgroupM, 1}, "q");
+  maps.out = maps.query;  // not used where output is not 16 bits
+  if (is_16bit(problem.out.dtype)) {
+    maps.out = make_tensor_map(with_entries(problem.out), {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1},
+                               "out");
   }
-  maps.key = make_tensor_map(problem.k, {kKeyChunk, 1, Traits::kBlockN, 1}, "k");
+  const auto rows = static_cast<std::uint32_t>(params.box_rows);
+  maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, rows, 1}, "k");
   if constexpr (Traits::kIsE4M3) {
-    maps.value = make_tensor_map(problem.v, {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
+    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
   } else {
-    maps.value = make_tensor_map(problem.v, {kValueChunk, 1, Traits::kBlockN, 1}, "v");
+    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, 1, rows, 1}, "v");
   }
   return maps;
+}
+
+inline Placement placement_of(const BatchView& batch, bool aligned) {
+  if (aligned) return Placement::kAligned;
+  if (batch.paged()) return Placement::kPages;
+  return batch.ragged_keys() ? Placement::kRows : Placement::kEntries;
+}
+
+inline void set_batch(PrefillParams& params, const PrefillProblem& problem, const PreparedBatch& prepared) {
+  const BatchView& batch = prepared.batch;
+  params.batch = batch;
+  params.causal = problem.causal;
+  params.window_left = clamped_window(problem.window_left);
+  params.keys = placement_of(batch, prepared.keys_aligned);
+  params.values = placement_of(batch, prepared.values_aligned);
+  const bool small_pages = params.keys == Placement::kPages && batch.page_size < 64;
+  params.box_rows = small_pages ? batch.page_size : 64;
+  params.page_size = Divisor(std::max(batch.page_size, 1));
+  params.clears_values = !prepared.values_aligned && (batch.ragged_keys() || batch.kv_lengths.data != nullptr);
+}
+
+// Scales, lse and out.
+inline void set_tensors(PrefillParams& params, const PrefillProblem& problem) {
+  const TensorView &q = problem.q, &out = problem.out;
+  const double softmax_scale =
+      problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(q.shape[q.rank - 1]));
+  constexpr double kLog2E = 1.4426950408889634, kLargest = std::numeric_limits<float>::max();
+  params.softmax_scale_log2 = static_cast<float>(std::clamp(softmax_scale * kLog2E, -kLargest, kLargest));
+  params.softcap_log2 = static_cast<float>(std::min(problem.softcap * kLog2E, kLargest));
+  params.softcap_factor =
+      problem.softcap == 0.0f ? 0.0f : static_cast<float>(std::min(1.0 / params.softcap_log2, kLargest));
+  params.changes_all = problem.softcap != 0.0f || params.window_left >= 0;
+  const bool ragged = params.batch.ragged_queries();
+  params.q_scale = query_scale_view(problem);
+  params.k_scale = scale_view(problem.k_scale, false);
+  params.v_scale = scale_view(problem.v_scale, true);
+  params.v_mean = scale_view(problem.v_mean, true);
+  params.lse_bias = lse_view(problem.lse_bias);
+  params.sink = scale_view(problem.attention_sink, false);
+  params.out_scale = scale_view(problem.out_scale, false);
+  if (problem.lse) {
+    const TensorView& lse = *problem.lse;
+    params.lse = static_cast<float*>(problem.lse->data);
+    params.lse_batch_stride = ragged ? 0 : lse.strides[0];
+    params.lse_head_stride = lse.strides[lse.rank - 2];
+    params.lse_row_stride = lse.strides[lse.rank - 1];
+  }
+  params.lse_unit = problem.lse_base == LseBase::kE ? 0.693147180559945f : 1.0f;
+  const std::int64_t element = size_of(out.dtype);
+  params.out = problem.out.data;
+  params.out_entry_stride = ragged ? 0 : out.strides[0] * element;
+  params.out_row_stride = out.strides[out.rank - 3] * element;
+  params.out_head_stride = out.strides[out.rank - 2] * element;
+  params.out_dtype = out.dtype;
+  params.head_dim_v = static_cast<int>(out.shape[out.rank - 1]);
 }
 
 template <class Traits>
@@ -66,29 +163,14 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
   const DeviceGuard guard(device, "prefill");
 
   PrefillParams params{};
-  params.mask = {static_cast<int>(problem.q.shape[1]), static_cast<int>(problem.k.shape[1]), problem.causal};
-  const std::int64_t query_tiles = (problem.q.shape[1] + Traits::kTileM - 1) / Traits::kTileM;
-  const std::int64_t pairs = problem.q.shape[0] * problem.q.shape[2];
+  set_batch(params, problem, prepared);
+  set_tensors(params, problem);
+  const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]), sequences = params.batch.sequences;
+  const int query_tiles = (params.batch.query_capacity + Traits::kTileM - 1) / Traits::kTileM;
+  const std::int64_t pairs = std::int64_t{sequences} * heads;
   const int grid = static_cast<int>(std::min<std::int64_t>(query_tiles * pairs, multiprocessor_count(device)));
-  params.order = TileOrder(static_cast<int>(query_tiles), static_cast<int>(problem.q.shape[2]), static_cast<int>(pairs),
-                           problem.causal, grid);
-  params.queries_per_kv = Divisor(static_cast<int>(problem.q.shape[2] / problem.k.shape[2]));
-  const double softmax_scale =
-      problem.softmax_scale ? double{*problem.softmax_scale} : 1.0 / std::sqrt(double(Traits::kHeadDimQk));
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  params.softmax_scale_log2 = static_cast<float>(std::clamp(softmax_scale * 1.4426950408889634, -kLargest, kLargest));
-  params.q_scale = scale_view(problem.q_scale, false);
-  params.k_scale = scale_view(problem.k_scale, false);
-  params.v_scale = scale_view(problem.v_scale, true);
-  params.v_mean = scale_view(problem.v_mean, true);
-  params.lse_bias = scale_view(problem.lse_bias, true);
-  if (problem.lse) {
-    params.lse = static_cast<float*>(problem.lse->data);
-    params.lse_batch_stride = problem.lse->strides[0];
-    params.lse_head_stride = problem.lse->strides[1];
-    params.lse_row_stride = problem.lse->strides[2];
-  }
-  params.out_is_fp16 = problem.out.dtype == DType::kFP16;
+  params.order = TileOrder(query_tiles, heads, static_cast<int>(pairs), problem.causal, grid);
+  params.queries_per_kv = Divisor(heads / static_cast<int>(problem.k.shape[problem.k.rank - 2]));
 
   const auto kernel = prefill_kernel<Traits>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -106,7 +188,8 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem), params), "prefill", "cudaLaunchKernelEx");
+  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem, params), params), "prefill",
+        "cudaLaunchKernelEx");
 }
 
 }  // namespace fp8attn::cuda

@@ -1,9 +1,10 @@
-// The producer: TMA loads.
+// The producer: tiles are announced, and TMA brings their queries, keys and values.
 #pragma once
 
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/prefill/clear.h"
 #include "cuda/sm90/prefill/params.h"
 #include "cuda/sm90/prefill/traits.h"
 #include "cuda/sm90/tile/pipeline.h"
@@ -11,127 +12,235 @@
 
 namespace fp8attn::cuda {
 
-// Blocks of keys that the rows [first_row, first_row + rows) of a sequence need. Rows that see no key have one anyway,
-// all of it masked: so every tile is treated alike.
-template <class Traits>
-__device__ __forceinline__ int blocks_for(const Mask& mask, int first_row, int rows) {
-  return max((mask.visible_end(first_row + rows - 1) + Traits::kBlockN - 1) / Traits::kBlockN, 1);
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
+  ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared,
+                                         barrier, bytes);
 }
 
-// Steps that so many blocks take. Steps start at multiples of kStepN keys, so the last keys' step may be short.
-template <class Traits>
-__device__ __forceinline__ int steps_for(int blocks) {
-  return (blocks + Traits::kBlocksPerStep - 1) / Traits::kBlocksPerStep;
+__device__ __forceinline__ void load_box(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0,
+                                         int c1, int c2, int c3) {
+  const int32_t coordinates[4] = {c0, c1, c2, c3};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
+                                    coordinates, barrier);
 }
 
-// Two threads of the producer warpgroup bring everything.
+// Where rows lie in a tensor of 64-row boxes: the entry of the batch or page, and the row in it.
+struct Place {
+  int row, entry;
+};
+
+// One thread: tells everybody which tiles the CTA has, with the query of each. Far ahead of the keys, since the queries
+// come from beyond the L2 cache.
 template <class Traits>
-class Producer {
+class Announcer {
  public:
   using Shared = typename Traits::Shared;
+  using Plan = typename Traits::Plan;
 
-  __device__ Producer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
-      : shared_(shared), maps_(maps), params_(params) {}
+  __device__ Announcer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
+      : shared_(shared), maps_(maps), params_(params), orders_(shared.query_orders) {}
 
-  // One thread: tells the consumers which tiles they have, with the query of each. Far ahead of the keys, since the
-  // queries come from beyond the L2 cache.
-  __device__ void load_queries() {
+  __device__ void run() {
     StaticSchedule schedule(params_.order);
-    RingPosition<Traits::kQueryStages> position;
-    for (TileCoordinates tile; schedule.next(tile); position.advance()) {
-      announce(tile, position);
-      for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-        load_chunks<typename Traits::QueryTile>(shared_.query[consumer][position.stage()], maps_.query,
-                                                &shared_.query_ring[consumer].full[position.stage()], tile.head,
-                                                tile.query_tile * Traits::kTileM + consumer * Traits::kWarpgroupM, 1,
-                                                tile.batch);
-      }
+    for (TileCoordinates tile; schedule.next(tile); position_.advance()) {
+      const Extent queries = params_.batch.queries(tile.batch), keys = params_.batch.keys(tile.batch);
+      wait_for_slot();
+      Plan& plan = shared_.tile[slot()];
+      const Mask mask{queries.length, keys.length, params_.causal, params_.window_left};
+      plan.template plan_steps<Traits::kBlocksPerStep>(mask, tile.query_tile * Traits::kTileM,
+                                                       params_.batch.ragged_queries(), previous());
+      plan.sequence = tile.batch;
+      plan.head = tile.head;
+      plan.query_start = queries.start;
+      plan.key_start = start_of(params_.keys, tile.batch, keys);
+      plan.value_start = start_of(params_.values, tile.batch, keys);
+      arrive_barrier(&shared_.announced[slot()]);
+      load_queries(plan);
     }
-    announce(TileCoordinates::none(), position);
-    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position.stage()]);
-  }
-
-  // One thread: keys and values, from the last step of a tile to the first.
-  __device__ void load_keys_and_values() {
-    StaticSchedule schedule(params_.order);
-    for (TileCoordinates tile; schedule.next(tile);) {
-      const int blocks = blocks_for<Traits>(params_.mask, tile.query_tile * Traits::kTileM, Traits::kTileM);
-      const int kv_head = params_.queries_per_kv.divide(tile.head);
-      for (int step = steps_for<Traits>(blocks) - 1; step >= 0; --step) {
-        const int block = step * Traits::kBlocksPerStep;
-        const int count = min(blocks - block, Traits::kBlocksPerStep);
-        load_rows<typename Traits::KeyTile>(maps_.key, shared_.key_ring, shared_.key, key_, kv_head, block, count,
-                                            tile.batch);
-        if constexpr (Traits::kIsE4M3) {
-          load_packed(kv_head, block, count, tile.batch);
-        } else {
-          load_rows<typename Traits::ValueTile>(maps_.value, shared_.value_ring, shared_.value, value_, kv_head, block,
-                                                count, tile.batch);
-        }
-      }
-    }
+    wait_for_slot();
+    shared_.tile[slot()].plan_end(previous());
+    arrive_barrier(&shared_.announced[slot()]);
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
+    if (params_.batch.ragged_queries()) orders_.end();
   }
 
  private:
-  // When the stage of its query is free. The consumers read it behind the arrival of the query.
-  __device__ void announce(const TileCoordinates& tile, const RingPosition<Traits::kQueryStages>& position) {
-    for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position.stage()], position.parity() ^ 1);
-    shared_.tile[position.count % Traits::kTileSlots] = tile;
+  __device__ int slot() const { return position_.count % Traits::kTileSlots; }
+  // The tile announced last; its slot is not written before three more.
+  __device__ const Plan* previous() const {
+    return position_.count == 0 ? nullptr : &shared_.tile[(position_.count - 1) % Traits::kTileSlots];
   }
 
-  __device__ static void load(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0, int c1, int c2,
-                              int c3) {
-    const int32_t coordinates[4] = {c0, c1, c2, c3};
-    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
-                                      coordinates, barrier);
+  // Until all consumers have released the stage of the query. The slot of the tile is free then too.
+  __device__ void wait_for_slot() {
+    for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
   }
 
-  __device__ static void expect_bytes(uint64_t* barrier, int bytes) {
-    ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared,
-                                           barrier, bytes);
-  }
-
-  // `count` times 64 rows of channels, in as many boxes as the tile has chunks.
-  template <class Tile>
-  __device__ static void load_chunks(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int head, int row,
-                                     int count, int batch) {
-    constexpr int kBoxRows = 64, kChunkChannels = Tile::kChunkBytes / Traits::Element::kBytes;
-    expect_bytes(barrier, count * (Tile::kBytes / Tile::kRows * kBoxRows));
-    for (int box = 0; box < count; ++box) {
-#pragma unroll
-      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        load(destination + Tile::row_offset(chunk, box * kBoxRows), map, barrier, chunk * kChunkChannels, head,
-             row + box * kBoxRows, batch);
+  // The rows of all consumers. Where some are another sequence's, a warp clears them before the consumer may read.
+  __device__ void load_queries(const Plan& plan) {
+    int cleared = 0;
+    for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
+    uint64_t* order = nullptr;
+    if (cleared > 0) {
+      order = orders_.add(slot());
+      expect_bytes(order, cleared * Traits::QueryTile::kBytes);
+    }
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      uint64_t* full = order;
+      if (plan.warpgroup[consumer].rows == Traits::kWarpgroupM) {
+        full = &shared_.query_ring[consumer].full[position_.stage()];
+        expect_bytes(full, Traits::QueryTile::kBytes);
       }
+      load_query(consumer, plan, full);
     }
   }
 
-  template <class Tile, int kStages, int kBytes>
-  __device__ static void load_rows(const CUtensorMap& map, RingBarriers<kStages>& ring,
-                                   uint8_t (&stages)[kStages][kBytes], RingPosition<kStages>& position, int head,
-                                   int block, int count, int batch) {
-    wait_barrier(&ring.empty[position.stage()], position.parity() ^ 1);
-    load_chunks<Tile>(stages[position.stage()], map, &ring.full[position.stage()], head, block * Traits::kBlockN, count,
-                      batch);
-    position.advance();
+  __device__ void load_query(int consumer, const Plan& plan, uint64_t* full) {
+    using Tile = typename Traits::QueryTile;
+    constexpr int kChannels = Tile::kChunkBytes / Traits::Element::kBytes;
+    uint8_t* stage = shared_.query[consumer][position_.stage()];
+    const int row = plan.query_start + plan.row + consumer * Traits::kWarpgroupM;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      load_box(stage + Tile::row_offset(chunk, 0), maps_.query, full, chunk * kChannels, plan.head, row,
+               params_.query_entry(plan.sequence));
+    }
   }
 
-  __device__ void load_packed(int head, int block, int count, int batch) {
-    using Tile = typename Traits::PackedValueTile;
-    wait_barrier(&shared_.value_ring.empty[value_.stage()], value_.parity() ^ 1);
-    uint64_t* full = &shared_.value_ring.full[value_.stage()];
-    expect_bytes(full, count * Traits::kHeadDimV * Traits::kBlockN);
-    for (int box = 0; box < count; ++box) {
-      load(shared_.value[value_.stage()] + Tile::row_offset(box, 0), maps_.value, full, (block + box) * Traits::kBlockN,
-           0, head, batch);
+  // A sequence without keys has one block anyway, all of it hidden: from before the tensor, which reads as 0.
+  __device__ int start_of(Placement placement, int sequence, const Extent& keys) const {
+    if (keys.length == 0) return -Traits::kBlockN;
+    switch (placement) {
+      case Placement::kRows: return keys.start;
+      case Placement::kAligned: return params_.batch.aligned_start(sequence);
+      default: return 0;
     }
-    value_.advance();
   }
 
   Shared& shared_;
   const PrefillMaps& maps_;
   const PrefillParams& params_;
+  RingPosition<Traits::kQueryStages> position_;
+  OrderQueue<2 * Traits::kQueryStages> orders_;
+};
+
+// One warp: keys and values, from the last step of a tile to the first. Lanes look pages up, the first one loads.
+template <class Traits>
+class Loader {
+ public:
+  using Shared = typename Traits::Shared;
+  using Plan = typename Traits::Plan;
+
+  __device__ Loader(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
+      : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32), orders_(shared.value_orders) {}
+
+  __device__ void run() {
+    // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
+    // behind this one, whose keys are loaded behind this one's: the wait sees one phase at most.
+    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
+      wait_barrier(&shared_.announced[tile.stage()], tile.parity());
+      const Plan& plan = shared_.tile[tile.stage()];
+      if (plan.is_none()) break;
+      const int head = params_.kv_head(plan.head);
+      for (int step = plan.steps - 1; step >= 0; --step) {
+        const bool last = step == plan.steps - 1;
+        const Blocks blocks = find(plan, step, last ? plan.last_blocks : Traits::kBlocksPerStep);
+        load_keys(plan, head, blocks);
+        load_values(plan, head, blocks, last);
+      }
+    }
+    if (params_.clears_values && lane_ == 0) orders_.end();
+  }
+
+ private:
+  using KeyTile = typename Traits::KeyTile;
+  using ValueTile = typename Traits::ValueTile;
+
+  // What a step loads: `count` blocks from `first` on. In pages, box i of them lies where lane i says.
+  struct Blocks {
+    int first, count;
+    Place page;
+  };
+
+  __device__ Blocks find(const Plan& plan, int step, int count) const {
+    const int first = (plan.first_step + step) * Traits::kBlocksPerStep;
+    Blocks blocks = {first, count, {0, -1}};
+    if (params_.keys != Placement::kPages) return blocks;
+    const int token = first * Traits::kBlockN + lane_ * params_.box_rows;
+    const int index = params_.page_size.divide(token);
+    blocks.page.row = token - index * params_.page_size.divisor();
+    // Entries past the length may be anything, and where there is no page TMA fills in zeros.
+    const bool used = token < plan.key_length && lane_ * params_.box_rows < count * Traits::kBlockN;
+    if (used) blocks.page.entry = params_.batch.page(plan.sequence, index);
+    return blocks;
+  }
+
+  // Calls load(row of the tile, rows, place) in the first lane for every box.
+  template <class Load>
+  __device__ void for_each_box(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
+    if (placement == Placement::kPages) {
+      for (int row = 0, box = 0; row < blocks.count * Traits::kBlockN; row += params_.box_rows, ++box) {
+        const Place place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box),
+                             __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
+        if (lane_ == 0) load(row, place);
+      }
+    } else if (lane_ == 0) {
+      const int entry = placement == Placement::kEntries ? sequence : 0;
+      for (int row = 0; row < blocks.count * Traits::kBlockN; row += Traits::kBlockN) {
+        load(row, Place{start + blocks.first * Traits::kBlockN + row, entry});
+      }
+    }
+  }
+
+  __device__ void load_keys(const Plan& plan, int head, const Blocks& blocks) {
+    auto& ring = shared_.key_ring;
+    wait_barrier(&ring.empty[key_.stage()], key_.parity() ^ 1);
+    uint64_t* full = &ring.full[key_.stage()];
+    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (KeyTile::kBytes / KeyTile::kRows));
+    for_each_box(blocks, params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
+      load_rows<KeyTile>(shared_.key[key_.stage()], maps_.key, full, head, row, place);
+    });
+    key_.advance();
+  }
+
+  __device__ void load_values(const Plan& plan, int head, const Blocks& blocks, bool last) {
+    auto& ring = shared_.value_ring;
+    wait_barrier(&ring.empty[value_.stage()], value_.parity() ^ 1);
+    uint64_t* full = &ring.full[value_.stage()];
+    if (lane_ == 0 && last && params_.clears_values && plan.last_tokens < Traits::kBlockN) {
+      const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count - 1, plan.last_tokens};
+      full = orders_.add(order.packed());
+    }
+    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
+    for_each_box(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
+      uint8_t* stage = shared_.value[value_.stage()];
+      if constexpr (Traits::kIsE4M3) {
+        load_box(stage + ValueTile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0, head,
+                 place.entry);
+      } else {
+        load_rows<ValueTile>(stage, maps_.value, full, head, row, place);
+      }
+    });
+    value_.advance();
+  }
+
+  // A box of rows of channels, in as many copies as the tile has chunks.
+  template <class Tile>
+  __device__ static void load_rows(uint8_t* stage, const CUtensorMap& map, uint64_t* full, int head, int row,
+                                   const Place& place) {
+    constexpr int kChannels = Tile::kChunkBytes / Traits::Element::kBytes;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      load_box(stage + Tile::row_offset(chunk, row), map, full, chunk * kChannels, head, place.row, place.entry);
+    }
+  }
+
+  Shared& shared_;
+  const PrefillMaps& maps_;
+  const PrefillParams& params_;
+  const int lane_;
   RingPosition<Traits::kStages> key_, value_;
+  OrderQueue<2 * Traits::kStages> orders_;  // of the first lane
 };
 
 }  // namespace fp8attn::cuda

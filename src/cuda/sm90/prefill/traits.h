@@ -11,7 +11,7 @@
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/probability.h"
 #include "cuda/sm90/tile/shared_tile.h"
-#include "cuda/sm90/tile/tile_order.h"
+#include "cuda/sm90/tile/tile_plan.h"
 #include "fp8attn/prefill.h"
 
 namespace fp8attn::cuda {
@@ -59,8 +59,6 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
-  // A warpgroup may need fewer blocks of the tile than another: at most one step is skipped for it.
-  static_assert(kConsumers - 1 <= kBlocksPerStep);
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
@@ -82,18 +80,28 @@ struct PrefillTraits {
 
   static constexpr int kStages = kShape.stages, kQueryStages = kShape.query_stages, kOutBuffers = kShape.out_buffers;
 
-  // Tiles that a consumer may still read: the one being finished, the one entered, and those whose queries wait.
+  // Tiles that a consumer may still read: the one being finished, the one entered, and those whose queries wait. The
+  // producer's warps are done with a tile when the consumers have entered the second one behind it.
   static constexpr int kTileSlots = 4;
+  using Plan = TilePlan<kConsumers>;
+  static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
+
+  using CapFactor = std::conditional_t<kIsE4M3, uint16_t, float>;  // half or float, as the scores
 
   struct Shared {
     alignas(1024) uint8_t query[kConsumers][kQueryStages][QueryTile::kBytes];
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
-    TileCoordinates tile[kTileSlots];                   // arrives with its query
-    RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup
+    Plan tile[kTileSlots];
+    // Of the tile entered last, where there is a softcap: what brings a row's scores to the argument of tanh.
+    CapFactor cap_factor[kConsumers][kWarpgroupM];
+    RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
+    uint64_t announced[kTileSlots];                     // the thread that announces tiles -> the warp that loads keys
+    OrderBarriers<2 * kStages> value_orders;            // TMA -> a warp that clears -> value_ring
+    OrderBarriers<2 * kQueryStages> query_orders;       // TMA -> a warp that clears -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };

@@ -55,6 +55,18 @@ __device__ __forceinline__ float exp2_float(float a) {
   return d;
 }
 
+__device__ __forceinline__ uint32_t tanh_half2(uint32_t a) {
+  uint32_t d;
+  asm("tanh.approx.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+}
+
+__device__ __forceinline__ float tanh_float(float a) {
+  float d;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(d) : "f"(a));
+  return d;
+}
+
 __device__ __forceinline__ float log2_float(float a) {
   float d;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(a));

@@ -1,0 +1,110 @@
+// What a query tile needs, worked out once by the thread that announces it: the warps that load and compute have no
+// registers for such arithmetic. Host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "api/mask.h"
+
+namespace fp8attn::cuda {
+
+// Keys come in blocks of 64, the grain of loads, and these in steps, the unit of arithmetic. Steps begin at multiples
+// of their length. A tile is walked from the step with its last keys to that with its first ones.
+inline constexpr int kPlanRows = 64;  // query rows of a warpgroup
+inline constexpr int kPlanBlock = 64;
+
+// What one warpgroup does of a tile. Its steps count from its own first one, which is 0.
+struct WarpgroupPlan {
+  int skipped;      // stages to pass over first: what only other warpgroups need, of the tile before and of this one
+  int first_step;   // of the sequence
+  int steps;        // at least 1: rows that see no key have one that hides all of its keys
+  int last_blocks;  // blocks of the step with the last keys
+  int seen_begin, seen_end;  // all rows see all keys of these steps
+  int rows;  // of its 64: rows from here on belong to others. 64 where the copy engine ends at the sequence's end
+
+  // The rows from `first_row` on. Not `skipped`.
+  template <int kBlocksPerStep>
+  FP8ATTN_HOST_DEVICE static WarpgroupPlan of(const Mask& mask, int first_row, bool ragged) {
+    constexpr int kStep = kPlanBlock * kBlocksPerStep;
+    const int last_row = first_row + kPlanRows - 1;
+    const int blocks = at_least(divide_up(mask.visible_end(last_row), kPlanBlock), 1);
+    const int end = divide_up(blocks, kBlocksPerStep);
+    const int first = at_most(mask.visible_begin(first_row) / kStep, end - 1);
+    WarpgroupPlan plan{};
+    plan.first_step = first;
+    plan.steps = end - first;
+    plan.last_blocks = blocks - (end - 1) * kBlocksPerStep;
+    plan.seen_begin = divide_up(mask.visible_begin(last_row), kStep) - first;
+    plan.seen_end = mask.visible_end(first_row) / kStep - first;
+    plan.rows = ragged ? at_least(at_most(mask.query_length - first_row, kPlanRows), 0) : kPlanRows;
+    return plan;
+  }
+
+  // Whether some row does not see some key of a step.
+  FP8ATTN_HOST_DEVICE bool masks(int step) const { return step < seen_begin || step >= seen_end; }
+
+  FP8ATTN_HOST_DEVICE static int at_least(int a, int b) { return a < b ? b : a; }
+  FP8ATTN_HOST_DEVICE static int at_most(int a, int b) { return a < b ? a : b; }
+
+ private:
+  // Without leaving 32 bits.
+  FP8ATTN_HOST_DEVICE static int divide_up(int a, int b) { return a / b + (a % b != 0); }
+};
+
+template <int kWarpgroups>
+struct TilePlan {
+  int sequence;  // -1: no more tiles
+  int head;
+  int query_length, key_length;        // of the sequence
+  int row;                             // of the sequence that is the tile's first one
+  int query_start;                     // of the sequence, in ragged tensors of queries
+  int key_start, value_start;          // of the sequence, where it has no pages and no batch entry
+  int first_step, steps, last_blocks;  // all that a warpgroup does
+  int last_tokens;                     // of the last block that belong to the sequence
+  WarpgroupPlan warpgroup[kWarpgroups];
+
+  FP8ATTN_HOST_DEVICE bool is_none() const { return sequence < 0; }
+
+  // The steps of a tile of `mask` from row `row` on. Not what says where the sequence lies. A warpgroup passes over
+  // what is left of `previous`, the tile before; null: there was none.
+  //
+  // Warpgroups differ by at most one step at either end, for they differ by 64 rows and a step has as many keys as all
+  // but the first have rows. The first one does the tile's first steps, the last one its last: so of two warpgroups,
+  // each passes over one stage at most between two tiles, and loads never wait for a warpgroup that waits for them.
+  template <int kBlocksPerStep>
+  FP8ATTN_HOST_DEVICE void plan_steps(const Mask& mask, int first_row, bool ragged, const TilePlan* previous) {
+    static_assert(kWarpgroups - 1 <= kBlocksPerStep);
+    row = first_row;
+    query_length = mask.query_length;
+    key_length = mask.key_length;
+#pragma unroll 1
+    for (int i = 0; i < kWarpgroups; ++i) {
+      warpgroup[i] = WarpgroupPlan::of<kBlocksPerStep>(mask, first_row + i * kPlanRows, ragged);
+    }
+    const WarpgroupPlan& last = warpgroup[kWarpgroups - 1];
+    first_step = warpgroup[0].first_step;
+    steps = last.first_step + last.steps - first_step;
+    last_blocks = last.last_blocks;
+    const int last_block = kBlocksPerStep * (first_step + steps - 1) + last_blocks - 1;
+    last_tokens = WarpgroupPlan::at_most(key_length - kPlanBlock * last_block, kPlanBlock);
+#pragma unroll 1
+    for (int i = 0; i < kWarpgroups; ++i) {
+      const WarpgroupPlan& plan = warpgroup[i];
+      warpgroup[i].skipped = first_step + steps - (plan.first_step + plan.steps) + left_by(previous, i);
+    }
+  }
+
+  // Behind the last tile: what the warpgroups have left of it.
+  FP8ATTN_HOST_DEVICE void plan_end(const TilePlan* previous) {
+    sequence = -1;
+    for (int i = 0; i < kWarpgroups; ++i) warpgroup[i].skipped = left_by(previous, i);
+  }
+
+ private:
+  // First steps of a tile that warpgroup `i` does not do.
+  FP8ATTN_HOST_DEVICE static int left_by(const TilePlan* tile, int i) {
+    return tile == nullptr ? 0 : tile->warpgroup[i].first_step - tile->first_step;
+  }
+};
+
+}  // namespace fp8attn::cuda
