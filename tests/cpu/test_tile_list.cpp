@@ -47,9 +47,9 @@ struct Ragged {
 };
 
 template <class Visit>
-void walk(const std::vector<TileEntry>& entries, int heads, int ctas, Visit visit) {
-  const int count = static_cast<int>(entries.size());
-  const TileList list{.entries = entries.data(), .count = &count, .heads = Divisor(heads)};
+void walk(std::vector<TileEntry> entries, int heads, int ctas, Visit visit) {
+  int count = static_cast<int>(entries.size());
+  const TileList list{.entries = entries.data(), .count = &count, .capacity = count, .heads = Divisor(heads)};
   for (int round = 0; std::int64_t{round} * ctas < list.tiles(); ++round) {
     for (int cta = 0; cta < ctas; ++cta) {
       TileCoordinates tile{};

@@ -168,8 +168,11 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
   const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]), sequences = params.batch.sequences;
   const int query_tiles = (params.batch.query_capacity + Traits::kTileM - 1) / Traits::kTileM;
   const std::int64_t pairs = std::int64_t{sequences} * heads;
-  const int grid = static_cast<int>(std::min<std::int64_t>(query_tiles * pairs, multiprocessor_count(device)));
-  params.order = TileOrder(query_tiles, heads, static_cast<int>(pairs), problem.causal, grid);
+  params.list = prepared.tiles;
+  const bool listed = params.list.entries != nullptr;
+  const std::int64_t tiles = listed ? std::int64_t{params.list.capacity} * heads : query_tiles * pairs;
+  const int grid = static_cast<int>(std::min<std::int64_t>(tiles, multiprocessor_count(device)));
+  if (!listed) params.order = TileOrder(query_tiles, heads, static_cast<int>(pairs), problem.causal, grid);
   params.queries_per_kv = Divisor(heads / static_cast<int>(problem.k.shape[problem.k.rank - 2]));
 
   const auto kernel = prefill_kernel<Traits>;

@@ -41,23 +41,19 @@ class Announcer {
       : shared_(shared), maps_(maps), params_(params), orders_(shared.query_orders) {}
 
   __device__ void run() {
-    StaticSchedule schedule(params_.order);
-    for (TileCoordinates tile; schedule.next(tile); position_.advance()) {
-      const Extent queries = params_.batch.queries(tile.batch), keys = params_.batch.keys(tile.batch);
+    StaticSchedule schedule(params_.order, params_.list);
+    for (;; position_.advance()) {
       wait_for_slot();
       Plan& plan = shared_.tile[slot()];
-      const Mask mask{queries.length, keys.length, params_.causal, params_.window_left};
-      plan.template plan_steps<Traits::kBlocksPerStep>(mask, tile.query_tile * Traits::kTileM,
-                                                       params_.batch.ragged_queries(), previous());
+      TileCoordinates tile;
+      if (!schedule.next(tile)) break;
       plan.sequence = tile.batch;
       plan.head = tile.head;
-      plan.query_start = queries.start;
-      plan.key_start = start_of(params_.keys, tile.batch, keys);
-      plan.value_start = start_of(params_.values, tile.batch, keys);
+      plan.row = tile.query_tile * Traits::kTileM;
+      plan_tile(plan);
       arrive_barrier(&shared_.announced[slot()]);
-      load_queries(plan);
+      load_queries(shared_.tile[slot()]);
     }
-    wait_for_slot();
     shared_.tile[slot()].plan_end(previous());
     arrive_barrier(&shared_.announced[slot()]);
     for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
@@ -65,6 +61,16 @@ class Announcer {
   }
 
  private:
+  // Works out what is to be done of a tile whose place is known.
+  __device__ void plan_tile(Plan& plan) {
+    const Extent queries = params_.batch.queries(plan.sequence), keys = params_.batch.keys(plan.sequence);
+    plan.query_start = queries.start;
+    plan.key_start = start_of(params_.keys, plan.sequence, keys);
+    plan.value_start = start_of(params_.values, plan.sequence, keys);
+    const Mask mask{queries.length, keys.length, params_.causal, params_.window_left};
+    plan.template plan_steps<Traits::kBlocksPerStep>(mask, plan.row, params_.batch.ragged_queries(), previous());
+  }
+
   __device__ int slot() const { return position_.count % Traits::kTileSlots; }
   // The tile announced last; its slot is not written before three more.
   __device__ const Plan* previous() const {

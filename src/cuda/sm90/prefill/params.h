@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/sm90/tile/batch.h"
+#include "cuda/sm90/tile/tile_list.h"
 #include "cuda/sm90/tile/tile_order.h"
 #include "fp8attn/tensor.h"
 
@@ -46,6 +47,7 @@ struct PrefillParams {
   bool clears_values;  // behind the last value of a sequence lies what may be NaN
 
   TileOrder order;
+  TileList list;             // of an uneven batch
   Divisor queries_per_kv;    // query heads that share a key head
   float softmax_scale_log2;  // softmax scale * log2(e)
   float softcap_log2;        // softcap * log2(e)

@@ -60,16 +60,14 @@ void list_tiles(Preparation& preparation, const PrefillShape& shape, Carver& car
     throw Error("prefill", "q.shape", fmt::format("up to {} tiles of {} queries", tiles, tile_rows),
                 fmt::format("at most {}", kMostCounted));
   }
-  preparation.list = {.entries = static_cast<TileEntry*>(carver.take(capacity * sizeof(TileEntry))),
-                      .count = static_cast<int*>(carver.take(sizeof(int))),
-                      .capacity = static_cast<int>(capacity)};
   preparation.tiles = {.batch = preparation.prepared.batch,
                        .causal = problem.causal,
                        .window_left = clamped_window(problem.window_left),
                        .tile_rows = Divisor(shape.tile_rows()),
                        .step_keys = Divisor(shape.step_keys())};
-  preparation.prepared.tiles = {.entries = preparation.list.entries,
-                                .count = preparation.list.count,
+  preparation.prepared.tiles = {.entries = static_cast<TileEntry*>(carver.take(capacity * sizeof(TileEntry))),
+                                .count = static_cast<int*>(carver.take(sizeof(int))),
+                                .capacity = static_cast<int>(capacity),
                                 .heads = Divisor(static_cast<int>(batch.h_q))};
 }
 
@@ -142,9 +140,10 @@ void run(const Preparation& preparation, Stream stream) {
   if (preparation.query) cuda::quantize(*preparation.query, {}, stream);
   if (preparation.tiles) {
     UnevenTiles tiles = *preparation.tiles;
-    const std::int64_t most = std::int64_t{preparation.list.capacity} * preparation.prepared.tiles.heads.divisor();
-    tiles.group = UnevenTiles::group_for(most, multiprocessor_count(preparation.problem.q.device.index));
-    plan_tiles(tiles, preparation.list, stream);
+    const TileList& list = preparation.prepared.tiles;
+    tiles.group = UnevenTiles::group_for(std::int64_t{list.capacity} * list.heads.divisor(),
+                                         multiprocessor_count(preparation.problem.q.device.index));
+    plan_tiles(tiles, list, stream);
   }
   if (preparation.keys) gather_pages(batch, *preparation.keys, preparation.values.value_or(GatheredRows{}), stream);
   if (!preparation.packed) return;

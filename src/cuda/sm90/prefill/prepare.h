@@ -13,14 +13,12 @@
 namespace fp8attn::cuda {
 
 struct Preparation {
-  PrefillProblem
-      problem;  // as the kernel takes it: the caller's, some of its tensors replaced by those in the workspace
+  PrefillProblem problem;  // as the kernel takes it: some of its tensors lie in the workspace
   PreparedBatch prepared;
 
   // The steps, in this order.
-  std::optional<QuantizeProblem> query;  // q to e4m3
-  std::optional<UnevenTiles> tiles;      // the list of them, to `list`
-  WritableTileList list{};
+  std::optional<QuantizeProblem> query;      // q to e4m3
+  std::optional<UnevenTiles> tiles;          // their list
   std::optional<GatheredRows> keys, values;  // out of pages that the kernel does not read
   std::optional<TensorView> packed;          // a row-major v, to problem.v
 

@@ -68,7 +68,7 @@ struct Peers {
 };
 
 // Writes the entries of the lanes' groups, that of each from `place` on, neighbouring lanes neighbouring entries.
-__device__ void write_entries(const UnevenTiles& tiles, const Group& group, int place, const WritableTileList& list) {
+__device__ void write_entries(const UnevenTiles& tiles, const Group& group, int place, const TileList& list) {
   const int lane = threadIdx.x % 32, position = lane & (tiles.group - 1);
   const int at_once = 32 / tiles.group;
   for (int base = 0; base < 32; base += at_once) {
@@ -83,7 +83,7 @@ __device__ void write_entries(const UnevenTiles& tiles, const Group& group, int 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ WritableTileList list) {
+    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ TileList list) {
   // How many tiles of a cost a warp's sequences have; then where the next one of them goes. Leaders that count at the
   // same time differ in cost, and then in the bank.
   __shared__ int places[UnevenTiles::kClasses][kWarps + 1];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void plan_tiles(const UnevenTiles& tiles, const WritableTileList& list, Stream stream) {
+void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream) {
   launch_blocks(plan_tiles_kernel, Grid{1, kThreads}, Start::kEarly, stream, tiles, list);
 }
 

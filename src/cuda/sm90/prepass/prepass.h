@@ -13,14 +13,8 @@
 
 namespace fp8attn::cuda {
 
-struct WritableTileList {
-  TileEntry* entries;
-  int* count;
-  int capacity;  // of the entries
-};
-
-// Lists the tiles of an uneven batch.
-void plan_tiles(const UnevenTiles& tiles, const WritableTileList& list, Stream stream);
+// Lists the tiles of an uneven batch; those for which there is room, where offsets make sequences overlap.
+void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream);
 
 // A row-major e4m3 v of an uneven batch into the packed order: output [h_kv][d_v][positions], sequence i from position
 // batch.aligned_start(i) of batch.aligned_positions() on, with 0 from its last token to the next multiple of 64.

@@ -6,13 +6,14 @@
 
 namespace fp8attn::cuda {
 
-// Walks the tiles of this CTA.
+// Walks the tiles of this CTA: those of the list, or, where there is none, of the order.
 class StaticSchedule {
  public:
-  __device__ explicit StaticSchedule(const TileOrder& order) : order_(order) {}
+  __device__ StaticSchedule(const TileOrder& order, const TileList& list) : order_(order), list_(list) {}
 
   // False when no tile is left.
   __device__ bool next(TileCoordinates& tile) {
+    if (list_.entries != nullptr) return list_.at(round_++, blockIdx.x, gridDim.x, list_.tiles(), tile);
     while (round_ < order_.rounds()) {
       if (order_.at(round_++, blockIdx.x, gridDim.x, tile)) return true;
     }
@@ -21,24 +22,7 @@ class StaticSchedule {
 
  private:
   const TileOrder& order_;
-  int round_ = 0;
-};
-
-// The same of an uneven batch, whose list has been made on the device.
-class ListSchedule {
- public:
-  __device__ explicit ListSchedule(const TileList& list) : list_(list), tiles_(list.tiles()) {}
-
-  __device__ bool next(TileCoordinates& tile) {
-    while (int64_t{round_} * gridDim.x < tiles_) {
-      if (list_.at(round_++, blockIdx.x, gridDim.x, tiles_, tile)) return true;
-    }
-    return false;
-  }
-
- private:
   const TileList& list_;
-  const int tiles_;
   int round_ = 0;
 };
 

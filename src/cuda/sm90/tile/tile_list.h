@@ -80,26 +80,29 @@ struct UnevenTiles {
   }
 };
 
-// The list, for the kernel that computes the tiles. Its order: the groups as listed; of a group head after head, so
-// that heads that share keys are neighbours; of a head the tiles of the group.
+// The list, on the device. Its order: the groups as listed; of a group head after head, so that heads that share keys
+// are neighbours; of a head the tiles of the group.
 struct TileList {
-  const TileEntry* entries = nullptr;  // none: the batch is even, and its tiles are numbered by a TileOrder
-  const int* count = nullptr;          // of the entries, on the device
-  Divisor heads;                       // query heads
+  TileEntry* entries = nullptr;  // none: the batch is even, and its tiles are numbered by a TileOrder
+  int* count = nullptr;          // of the entries
+  int capacity = 0;              // of the entries
+  Divisor heads;                 // query heads
 
   // Below 2^31, by validation.
   FP8ATTN_HOST_DEVICE int tiles() const { return *count * heads.divisor(); }
 
-  // The tile of CTA `cta` of `ctas` in round `round`, of `tiles` tiles; false where it has none. Odd rounds run
-  // backwards over the CTAs: who got the longest tile of a round gets the shortest next.
+  // The tile of CTA `cta` of `ctas` in round `round`, where there are `tiles`; false where it has none. Odd rounds run
+  // backwards over the CTAs: who got the longest tile of a round gets the shortest next. A CTA that has none has none
+  // in the rounds behind either.
   FP8ATTN_HOST_DEVICE bool at(int round, int cta, int ctas, int tiles, TileCoordinates& tile) const {
-    const int64_t place = int64_t{round} * ctas + (round % 2 == 1 ? ctas - 1 - cta : cta);
-    if (place >= tiles) return false;
+    const auto place = static_cast<uint32_t>(round) * ctas + (round % 2 == 1 ? ctas - 1 - cta : cta);
+    if (place >= static_cast<uint32_t>(tiles)) return false;
     const int index = heads.divide(static_cast<int>(place));
     const TileEntry entry = entries[index];
-    const int local = static_cast<int>(place) - (index - entry.position()) * heads.divisor();
-    tile.head = local / entry.count();
-    tile.query_tile = entry.first() - (local - tile.head * entry.count());
+    const auto count = static_cast<uint32_t>(entry.count());
+    const uint32_t local = place - (index - entry.position()) * heads.divisor();
+    tile.head = static_cast<int>(local / count);
+    tile.query_tile = entry.first() - static_cast<int>(local - tile.head * count);
     tile.batch = entry.sequence();
     return true;
   }
