@@ -14,6 +14,7 @@
 
 #include "cuda/sm90/prepass/prepass.h"
 #include "cuda_device.h"
+#include "device_vector.h"
 #include "fp8attn/quantize.h"
 #include "tile_list_reference.h"
 
@@ -25,27 +26,6 @@ using cuda::Divisor;
 using cuda::IndexView;
 
 constexpr std::uint8_t kUntouched = 0xA5, kNan = 0x7F;
-
-// Memory of the device with the content of a vector.
-template <class T>
-class DeviceVector {
- public:
-  DeviceVector(TestDevice& device, const std::vector<T>& host)
-      : count_(host.size()), buffer_(device, count_ * sizeof(T)) {
-    if (count_ > 0) buffer_.upload(host.data());
-  }
-
-  T* data() const { return static_cast<T*>(buffer_.data()); }
-  std::vector<T> download() const {
-    std::vector<T> host(count_);
-    if (count_ > 0) buffer_.download(host.data());
-    return host;
-  }
-
- private:
-  std::size_t count_;
-  Buffer buffer_;
-};
 
 // Offsets, lengths or a table, int32 or int64, on the host and on the device.
 class Indices {
