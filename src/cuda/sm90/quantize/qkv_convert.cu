@@ -68,12 +68,12 @@ __device__ void fill_table(const QkvOperandParams& operand, std::int64_t pair, b
   __syncthreads();
 }
 
-// The means alone. Whole block.
+// The means alone, 0 of channels that a row does not have. Whole block.
 __device__ void fill_means(const QkvOperandParams& operand, std::int64_t pair, ChannelTable& table) {
-  float amax;
-  if (static_cast<int>(threadIdx.x) < operand.channels) {
-    read_channel(operand, pair, threadIdx.x, table.mean[threadIdx.x], amax);
-  }
+  const int channel = threadIdx.x;
+  float mean = 0.0f, amax;
+  if (channel < operand.channels) read_channel(operand, pair, channel, mean, amax);
+  table.mean[channel] = mean;
   __syncthreads();
 }
 
