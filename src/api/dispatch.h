@@ -25,4 +25,9 @@ struct Selection {
 // The shapes of q and v are valid.
 Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> rows);
 
+// The same of any problem, after validation, and of what a recipe makes of it. Neither row nor reasons where what is
+// wrong leaves open which row is wanted.
+Selection select_where_clear(const PrefillProblem& problem, std::span<const Reason> wrong,
+                             std::span<const PrefillVariant> rows);
+
 }  // namespace fp8attn

@@ -1,8 +1,5 @@
 #include "fp8attn/prefill.h"
 
-#include <algorithm>
-#include <array>
-
 #include "api/dispatch.h"
 #include "api/prefill_batch.h"
 #include "api/qkv_quantization.h"
@@ -11,26 +8,13 @@
 namespace fp8attn {
 namespace {
 
-// Whether nothing is wrong with what the choice of a variant looks at: layouts, head dims, and values of enums.
-bool knows_what_to_select(const std::vector<Reason>& reasons) {
-  constexpr std::array kArguments = {"q.shape",     "k.shape",   "v.shape",         "kv_offsets",
-                                     "kv_lengths",  "v_layout",  "p_mode",          "quantize.q_scale",
-                                     "block_table", "q_offsets", "quantize.v_scale"};
-  return std::ranges::none_of(reasons, [&](const Reason& reason) {
-    return std::ranges::find(kArguments, reason.argument) != kArguments.end();
-  });
-}
-
 Selection check(const PrefillProblem& problem) {
   Selection selection;
   selection.reasons = validate(problem);
   if (auto reason = device_reason("q.device", problem.q.device)) selection.reasons.push_back(*std::move(reason));
-  if (knows_what_to_select(selection.reasons)) {
-    const Selection found =
-        select_variant(problem.quantize ? lay_out(problem, nullptr).attention : problem, prefill_variants());
-    selection.variant = found.variant;
-    selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());
-  }
+  const Selection found = select_where_clear(problem, selection.reasons, prefill_variants());
+  selection.variant = found.variant;
+  selection.reasons.insert(selection.reasons.end(), found.reasons.begin(), found.reasons.end());
   return selection;
 }
 

@@ -39,13 +39,13 @@ constexpr bool quantizes_query(const PrefillProblem& problem) {
 struct PrefillBatch {
   QueryLayout queries;
   KeyLayout keys;
-  std::int64_t b;                 // sequences
-  std::int64_t query_rows;        // of q: b * s_q or total_q
-  std::int64_t query_capacity;    // most queries of a sequence: s_q or total_q
-  std::int64_t key_rows;          // of k: b * s_kv, total_kv or pages * page_size
-  std::int64_t key_capacity;      // most keys of a sequence: s_kv, total_kv or max_pages * page_size
-  std::int64_t pages, page_size;  // paged keys; else 0
-  std::int64_t h_q, h_kv, d_qk, d_v;
+  std::int64_t b = 0;                     // sequences
+  std::int64_t query_rows = 0;            // of q: b * s_q or total_q
+  std::int64_t query_capacity = 0;        // most queries of a sequence: s_q or total_q
+  std::int64_t key_rows = 0;              // of k: b * s_kv, total_kv or pages * page_size
+  std::int64_t key_capacity = 0;          // most keys of a sequence: s_kv, total_kv or max_pages * page_size
+  std::int64_t pages = 0, page_size = 0;  // paged keys; else 0
+  std::int64_t h_q = 0, h_kv = 0, d_qk = 0, d_v = 0;
 };
 
 // Of a problem whose shapes are valid.

@@ -1,10 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "api/dispatch.h"
 #include "api/prefill_batch.h"
+#include "api/qkv_quantization.h"
 #include "api/view_checks.h"
 
 namespace fp8attn {
@@ -104,6 +106,18 @@ Selection select_variant(const PrefillProblem& problem, std::span<const PrefillV
               fmt::format("a build whose CMake option {} includes it", row.left_out_by)}}};
   }
   return {&row, {}};
+}
+
+Selection select_where_clear(const PrefillProblem& problem, std::span<const Reason> wrong,
+                             std::span<const PrefillVariant> table) {
+  // What the choice looks at: layouts, head dims, and values of enums.
+  constexpr std::array kArguments = {"q.shape",     "k.shape",   "v.shape",         "kv_offsets",
+                                     "kv_lengths",  "v_layout",  "p_mode",          "quantize.q_scale",
+                                     "block_table", "q_offsets", "quantize.v_scale"};
+  const bool clear = std::ranges::none_of(
+      wrong, [&](const Reason& reason) { return std::ranges::find(kArguments, reason.argument) != kArguments.end(); });
+  if (!clear) return {};
+  return select_variant(problem.quantize ? lay_out(problem, nullptr).attention : problem, table);
 }
 
 }  // namespace fp8attn

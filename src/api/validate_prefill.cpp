@@ -107,6 +107,8 @@ void check_recipe(std::vector<Reason>& reasons, const PrefillProblem& problem, c
   if (problem.q.dtype == DType::kE4M3 || problem.k.dtype == DType::kE4M3) {
     reasons.push_back({"quantize", "a recipe for e4m3 tensors", "none: they are quantised already"});
   }
+  const bool cuda = problem.q.device.kind == DeviceKind::kCuda, floats = problem.q.dtype == DType::kF32 && !cuda;
+  if (problem.q.dtype != DType::kE4M3 && !floats) check_dtype(reasons, "q", problem.q, {DType::kBF16, DType::kFP16});
   for (const auto& [argument, given] : {std::pair{"q_offsets", problem.q_offsets.has_value()},
                                         {"kv_offsets", problem.kv_offsets.has_value()},
                                         {"block_table", problem.block_table.has_value()},
@@ -129,7 +131,7 @@ void check_recipe(std::vector<Reason>& reasons, const PrefillProblem& problem, c
     reasons.push_back(
         {"quantize.hadamard", fmt::format("true with head dim {}", n.d_qk), "false, or head dim 64, 128, 192 or 256"});
   }
-  if (problem.q.device.kind == DeviceKind::kCuda && n.d_v != kAnyDim && n.d_v % 64 != 0) {
+  if (cuda && n.d_v != kAnyDim && n.d_v % 64 != 0) {
     reasons.push_back({"v.shape", fmt::format("{} channels beside quantize", n.d_v), "a multiple of 64 on cuda"});
   }
 }

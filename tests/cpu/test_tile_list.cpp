@@ -103,9 +103,13 @@ TEST(TileList, CostClassesFallWithTheCost) {
   for (int steps = 1; steps < 100000; ++steps) {
     const int cost = UnevenTiles::cost_class(steps);
     ASSERT_LE(cost, previous);
-    if (steps <= 15) ASSERT_LT(cost, previous) << "few steps are told apart";
+    if (steps <= 15) {
+      ASSERT_LT(cost, previous) << "few steps are told apart";
+    }
     // A class spans an eighth of its cost at most.
-    if (steps > 8 && steps % 8 == 0) ASSERT_LT(UnevenTiles::cost_class(steps + steps / 8), cost);
+    if (steps > 8 && steps % 8 == 0) {
+      ASSERT_LT(UnevenTiles::cost_class(steps + steps / 8), cost);
+    }
     previous = cost;
   }
 }

@@ -138,6 +138,13 @@ const BadPrefillCase kBadShapes[] = {
      [](PrefillArguments& s) { s.problem.quantize.emplace(); },
      "quantize",
      {"e4m3", "quantised already"}},
+    {"RecipeForIntegers",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kI32);
+       s.problem.quantize.emplace();
+     },
+     "q.dtype",
+     {"int32", "bf16 or fp16"}},
     {"RecipeForE4M3Keys",
      [](PrefillArguments& s) {
        s.problem.q.dtype = DType::kBF16;

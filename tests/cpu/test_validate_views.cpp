@@ -70,6 +70,15 @@ const BadPrefillCase kBadCuda[] = {
      },
      "out.strides",
      {"40, 1]", "multiple of 16 elements"}},
+    {"RecipeForFloats",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kF32);
+       s.problem.v = TensorView::contiguous(s.v, DType::kF32, {kB, kSKV, kHKV, 64}, kGpu);
+       s.problem.out = MutableTensorView::contiguous(s.out.data(), DType::kBF16, {kB, kSQ, kHQ, 64}, kGpu);
+       s.problem.quantize.emplace();
+     },
+     "q.dtype",
+     {"f32", "bf16 or fp16"}},
     {"RecipeValueChannels",
      [](PrefillArguments& s) {
        set_dtype(s.problem, DType::kBF16);

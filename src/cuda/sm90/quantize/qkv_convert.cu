@@ -255,8 +255,11 @@ __device__ __forceinline__ void convert_values(const QkvOperandParams& operand, 
   const auto* source = static_cast<const std::uint16_t*>(operand.input) + job.batch * operand.input_batch +
                        job.head * operand.input_head + first_channel + lane_channel;
   std::uint8_t* output = operand.output + (pair * operand.channels + first_channel) * operand.length;
+  const auto rows_from = [&](int first) {
+    return StridedRows<std::uint16_t>{source + first * operand.input_token, operand.input_token, end - first};
+  };
   LaneQuads<Shape> lane{};
-  lane.load(source + begin * operand.input_token, operand.input_token, end - begin);
+  lane.load(rows_from(begin), 0);
   cudaGridDependencySynchronize();
   fill_table(operand, pair, job.tile < channel_tiles, table);
   float mean[8], inverse[8];
@@ -274,7 +277,7 @@ __device__ __forceinline__ void convert_values(const QkvOperandParams& operand, 
       store_words<Shape>(words, lane_channel, g, tile_words);
     }
     const int next = first + Shape::kTokens;  // on its way while this one is written
-    if (next < end) lane.load(source + next * operand.input_token, operand.input_token, end - next);
+    if (next < end) lane.load(rows_from(next), 0);
     __syncthreads();
     write_tile<Shape>(tile_words, output + first, operand.length, Shape::kChannels, operand.length - first, true);
     __syncthreads();

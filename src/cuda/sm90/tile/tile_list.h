@@ -37,11 +37,11 @@ static_assert(sizeof(TileEntry) == 8);
 // Which tiles an uneven batch has, and their order: groups by what their first tile costs, the most first; where that
 // is the same, by sequence and then from the last tile to the first.
 struct UnevenTiles {
-  BatchView batch;
+  BatchView batch = {};
   bool causal = false;
   int window_left = -1;
-  Divisor tile_rows, step_keys;  // query rows of a tile; keys that a tile takes at a time
-  int group = 1;                 // tiles of a group: 1, 4 or 16
+  Divisor tile_rows = {}, step_keys = {};  // query rows of a tile; keys that a tile takes at a time
+  int group = 1;                           // tiles of a group: 1, 4 or 16
 
   // Costs that the order tells apart: steps up to 15, and then eight between every two powers of two.
   static constexpr int kClasses = 192;
@@ -86,7 +86,7 @@ struct TileList {
   TileEntry* entries = nullptr;  // none: the batch is even, and its tiles are numbered by a TileOrder
   int* count = nullptr;          // of the entries
   int capacity = 0;              // of the entries
-  Divisor heads;                 // query heads
+  Divisor heads = {};            // query heads
 
   // Below 2^31, by validation.
   FP8ATTN_HOST_DEVICE int tiles() const { return *count * heads.divisor(); }

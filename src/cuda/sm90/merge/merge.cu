@@ -1,0 +1,231 @@
+// Merges partial results of attention: every element is read and written once, by one launch.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "cuda/launch/check.h"
+#include "cuda/sm90/merge/merge.h"
+#include "cuda/sm90/quantize/elements.h"
+#include "cuda/sm90/tile/tile_order.h"
+
+namespace fp8attn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAtOnce = 4;  // parts whose rows are under way together
+
+// Strides in elements; dims: batch, token, head.
+struct RowStrides {
+  std::int64_t batch, token, head;
+
+  __device__ std::int64_t offset(int b, int t, int h) const { return b * batch + t * token + h * head; }
+};
+
+struct MergeParams {
+  const void* outs;
+  const float* lses;
+  std::int64_t outs_part, lses_part;  // strides
+  RowStrides outs_row, lses_row, out_row, lse_row;
+  void* out;
+  float* lse;  // null: not wanted
+  DType out_dtype;
+  bool base_2;
+  int parts, tokens, heads, channels;
+  // A block merges rows of neighbouring tokens, whose lses are neighbours in memory, and of neighbouring heads.
+  int lanes_log2, block_tokens_log2;  // lanes of a row; tokens of a block
+  Divisor head_blocks, token_blocks;
+};
+
+// What parts weigh in one row.
+class RowWeights {
+ public:
+  __device__ RowWeights(const MergeParams& params, const float* lse_of_part) : params_(params), lse_(lse_of_part) {
+    for (int part = 0; part < params.parts; ++part) top_ = fmaxf(top_, lse(part));
+    for (int part = 0; part < params.parts; ++part) sum_ += unscaled(part);
+    inverse_ = 1.0f / sum_;
+  }
+
+  // 0 where the part has seen no key, 1 where no other has. NaN where an lse of the row is NaN or infinity.
+  __device__ float weight(int part) const {
+    const float value = unscaled(part);
+    return value == 0.0f ? 0.0f : value * inverse_;
+  }
+  __device__ bool nothing() const { return sum_ == 0.0f; }
+  __device__ float log_sum() const {
+    if (nothing()) return -INFINITY;
+    return top_ + (params_.base_2 ? log2f(sum_) : logf(sum_));
+  }
+
+ private:
+  __device__ float lse(int part) const { return __ldg(lse_ + part * params_.lses_part); }
+  __device__ float unscaled(int part) const {
+    const float value = lse(part);
+    if (value == -INFINITY) return 0.0f;
+    return params_.base_2 ? exp2f(value - top_) : expf(value - top_);
+  }
+
+  const MergeParams& params_;
+  const float* lse_;
+  float top_ = -INFINITY, sum_ = 0.0f, inverse_;
+};
+
+// The first `count` of the elements at `source`; one access where all of them exist.
+template <class Access>
+__device__ typename Access::Values load_some(const typename Access::Storage* source, int count) {
+  typename Access::Values values;
+  if (count >= Access::kCount) {
+    values.load_last(source);
+    return values;
+  }
+  constexpr int kPerRegister = 4 / sizeof(typename Access::Storage);
+#pragma unroll
+  for (int i = 0; i < Access::kCount; ++i) {
+    if (i >= count) continue;
+    Vector<sizeof(typename Access::Storage), 1> element;
+    element.load(source + i);
+    values.registers[i / kPerRegister] |= element.registers[0] << (i % kPerRegister * (32 / kPerRegister));
+  }
+  return values;
+}
+
+__device__ std::uint32_t bits_of(float value, DType dtype) {
+  if (dtype == DType::kBF16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+// The first `count` of kCount values; neighbours of a row that begins at a multiple of 16 bytes.
+template <int kCount>
+__device__ void store_some(const float (&values)[kCount], DType dtype, void* row, int first, int count) {
+  if (dtype == DType::kF32) {
+    float* target = static_cast<float*>(row) + first;
+    if (count >= kCount) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += 4) {
+        *reinterpret_cast<float4*>(target + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < count) target[i] = values[i];
+    }
+    return;
+  }
+  auto* target = static_cast<std::uint16_t*>(row) + first;
+  Vector<2, kCount> packed;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) packed.registers[i / 2] |= bits_of(values[i], dtype) << (i % 2 * 16);
+  if (count >= kCount) return packed.store(target);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i < count) target[i] = static_cast<std::uint16_t>(packed.bits(i));
+  }
+}
+
+// One vector of channels of a row, of all parts. Adding to -0 leaves the sign of a zero as it is.
+template <class Access>
+__device__ void merge_vector(const MergeParams& params, const RowWeights& weights,
+                             const typename Access::Storage* source, int count, float (&sum)[Access::kCount]) {
+#pragma unroll
+  for (float& value : sum) value = weights.nothing() ? 0.0f : -0.0f;
+  for (int first = 0; first < params.parts; first += kAtOnce) {
+    typename Access::Values values[kAtOnce];
+    float weight[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      weight[i] = first + i < params.parts && !weights.nothing() ? weights.weight(first + i) : 0.0f;
+      // A part without keys may hold anything.
+      if (weight[i] != 0.0f) values[i] = load_some<Access>(source + (first + i) * params.outs_part, count);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (weight[i] == 0.0f) continue;
+#pragma unroll
+      for (int c = 0; c < Access::kCount; ++c) sum[c] = fmaf(weight[i], Access::real(values[i], c), sum[c]);
+    }
+  }
+}
+
+template <class Access>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams params) {
+  const int lane = threadIdx.x & ((1 << params.lanes_log2) - 1), row = threadIdx.x >> params.lanes_log2;
+  const int blocks = static_cast<int>(blockIdx.x), over_heads = params.head_blocks.divide(blocks);
+  const int batch = params.token_blocks.divide(over_heads);
+  const int head_block = blocks - over_heads * params.head_blocks.divisor();
+  const int token_block = over_heads - batch * params.token_blocks.divisor();
+  const int token = (token_block << params.block_tokens_log2) + (row & ((1 << params.block_tokens_log2) - 1));
+  const int block_heads = kThreads >> (params.lanes_log2 + params.block_tokens_log2);
+  const int head = head_block * block_heads + (row >> params.block_tokens_log2);
+  if (token >= params.tokens || head >= params.heads) return;
+
+  const RowWeights weights(params, params.lses + params.lses_row.offset(batch, token, head));
+  if (params.lse != nullptr && lane == 0) {
+    params.lse[params.lse_row.offset(batch, token, head)] = weights.log_sum();
+  }
+  const auto* source =
+      static_cast<const typename Access::Storage*>(params.outs) + params.outs_row.offset(batch, token, head);
+  const std::int64_t element = params.out_dtype == DType::kF32 ? 4 : 2;
+  auto* target = static_cast<std::uint8_t*>(params.out) + params.out_row.offset(batch, token, head) * element;
+  for (int first = lane * Access::kCount; first < params.channels; first += Access::kCount << params.lanes_log2) {
+    float sum[Access::kCount];
+    merge_vector<Access>(params, weights, source + first, params.channels - first, sum);
+    store_some(sum, params.out_dtype, target, first, params.channels - first);
+  }
+}
+
+// `batch`: the dim of the batches. Tokens and heads follow, or, of lses, heads and tokens.
+RowStrides output_strides(const TensorView& view, int batch) {
+  return {view.strides[batch], view.strides[batch + 1], view.strides[batch + 2]};
+}
+RowStrides lse_strides(const TensorView& view, int batch) {
+  return {view.strides[batch], view.strides[batch + 2], view.strides[batch + 1]};
+}
+
+template <class Access>
+void launch(MergeParams params, std::int64_t batches, Stream stream) {
+  const auto vectors = static_cast<unsigned>((params.channels + Access::kCount - 1) / Access::kCount);
+  const unsigned lanes = std::min(32u, std::bit_ceil(vectors)), block_tokens = params.tokens < 8 ? 1 : 8;
+  const int block_heads = static_cast<int>(kThreads / lanes / block_tokens);
+  params.lanes_log2 = std::countr_zero(lanes);
+  params.block_tokens_log2 = std::countr_zero(block_tokens);
+  params.head_blocks = Divisor((params.heads + block_heads - 1) / block_heads);
+  params.token_blocks = Divisor(static_cast<int>((params.tokens + block_tokens - 1) / block_tokens));
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(batches * params.token_blocks.divisor() * params.head_blocks.divisor());
+  config.blockDim = kThreads;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, merge_kernel<Access>, params), "merge_attention", "cudaLaunchKernelEx");
+}
+
+}  // namespace
+
+void merge_attention(const MergeAttentionProblem& problem, Stream stream) {
+  const DeviceGuard guard(problem.out.device.index, "merge_attention");
+  const auto& [outs, lses, out, lse, lse_base] = problem;
+  MergeParams params{.outs = outs.data,
+                     .lses = static_cast<const float*>(lses.data),
+                     .outs_part = outs.strides[0],
+                     .lses_part = lses.strides[0],
+                     .outs_row = output_strides(outs, 1),
+                     .lses_row = lse_strides(lses, 1),
+                     .out_row = output_strides(out, 0),
+                     .lse_row = lse ? lse_strides(*lse, 0) : RowStrides{},
+                     .out = out.data,
+                     .lse = lse ? static_cast<float*>(lse->data) : nullptr,
+                     .out_dtype = out.dtype,
+                     .base_2 = lse_base == LseBase::k2,
+                     .parts = static_cast<int>(outs.shape[0]),
+                     .tokens = static_cast<int>(out.shape[1]),
+                     .heads = static_cast<int>(out.shape[2]),
+                     .channels = static_cast<int>(out.shape[3])};
+  switch (outs.dtype) {
+    case DType::kBF16: return launch<Access<Bf16, 8>>(params, out.shape[0], stream);
+    case DType::kFP16: return launch<Access<Fp16, 8>>(params, out.shape[0], stream);
+    default: return launch<Access<Float32, 4>>(params, out.shape[0], stream);
+  }
+}
+
+}  // namespace fp8attn::cuda
