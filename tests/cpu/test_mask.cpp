@@ -21,6 +21,17 @@ static_assert(Mask{kLongest, 0, true}.visible_end(0) == 0);
 static_assert(Mask{1, kLongest, true}.visible_end(0) == kLongest);
 static_assert(Mask{1, kLongest, true}.visible_end(kPastTheEnd) == kLongest);
 
+constexpr int kWidest = clamped_window(0x7FFFFFFFFFFFFFFF);
+
+static_assert(Mask{kLongest, 0, true, kWidest}.visible_begin(0) == 0);
+static_assert(Mask{kLongest, 0, false, 0}.visible_begin(kLongest - 1) == 0);
+static_assert(Mask{1, kLongest, true, kWidest}.visible_begin(kPastTheEnd) == 0);
+static_assert(Mask{1, kLongest, true, 0}.visible_begin(0) == kLongest - 1);
+static_assert(Mask{1, kLongest, false, 0}.visible_begin(kPastTheEnd) == kLongest);
+static_assert(Mask{kLongest, kLongest, true, kLongest - 2}.visible_begin(kLongest - 1) == 1);
+static_assert(Mask{kLongest, kLongest, true, kLongest - 1}.visible_begin(kLongest - 1) == 0);
+static_assert(Mask{kLongest, kLongest, true, kWidest}.visible_begin(kLongest + kPastTheEnd) == 0);
+
 TEST(Mask, L_BottomRightAligned) {
   for (int query_length : {1, 5, 70}) {
     for (int key_length : {0, 1, 5, 69, 200}) {
@@ -32,6 +43,37 @@ TEST(Mask, L_BottomRightAligned) {
       }
     }
   }
+}
+
+TEST(Mask, L_WindowsCountKeysBeforeTheDiagonal) {
+  for (int query_length : {1, 5, 70}) {
+    for (int key_length : {0, 1, 5, 69, 200}) {
+      for (int window : {-1, 0, 1, 4, 63, 68, 69, 199, 200, kWidest}) {
+        for (bool causal : {false, true}) {
+          const Mask mask{query_length, key_length, causal, window};
+          for (int row = 0; row < query_length; ++row) {
+            const int diagonal = row + key_length - query_length;
+            for (int key = 0; key < key_length; ++key) {
+              const bool visible = (!causal || key <= diagonal) && (window < 0 || diagonal - key <= window);
+              ASSERT_EQ(key >= mask.visible_begin(row) && key < mask.visible_end(row), visible)
+                  << "key " << key << ", row " << row << " of " << query_length << " by " << key_length << ", window "
+                  << window;
+            }
+            ASSERT_LE(mask.visible_begin(row), mask.visible_end(row));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Mask, L_WindowsAreClamped) {
+  EXPECT_EQ(clamped_window(-1), -1);
+  EXPECT_EQ(clamped_window(-0x7FFFFFFFFFFFFFFF), -1);
+  EXPECT_EQ(clamped_window(0), 0);
+  EXPECT_EQ(clamped_window(0x7FFFFFFF), 0x7FFFFFFF);
+  EXPECT_EQ(clamped_window(0x80000000), 0x7FFFFFFF);
+  EXPECT_EQ(clamped_window(0x1FFFFFFFF), 0x7FFFFFFF);
 }
 
 TEST(Mask, H_LengthsAreClampedAndIndicesChecked) {
