@@ -85,15 +85,18 @@ struct PrefillProblem {
   std::optional<TensorView> kv_lengths;   // dense or paged k and v: [b] int32 or int64, any stride
   std::optional<TensorView> block_table;  // paged k and v: [b, max_pages] int32 or int64, any strides
 
-  std::optional<TensorView> q_scale;    // scalar, [h_q], [b, h_q] or a token's: [b, s_q, h_q] or [total_q, h_q]; e4m3 q
+  std::optional<TensorView> q_scale;    // scalar, [h_q], [b, h_q] or a token's: [b, s_q, h_q] or [total_q, h_q] (which
+                                        // it is where total_q is b); e4m3 q
   std::optional<TensorView> k_scale;    // scalar, [h_kv], [b, h_kv] or (CPU only) a token's: k's shape without the
-                                        // channels; e4m3 k
+                                        // channels ([b, h_kv] where both fit); e4m3 k
   std::optional<TensorView> v_scale;    // scalar, [h_kv], [b, h_kv] or [b, h_kv, d_v]; e4m3 v
   std::optional<TensorView> out_scale;  // scalar: out holds real / out_scale, rounded to nearest even and saturated at
                                         // 448; e4m3 out only, default 1
 
   // What was taken away before the conversion to e4m3, so e4m3 only. A vector subtracted from all keys of a head
-  // changes no weight, but every logit of query i by softmax_scale * q_i . vector: that is the lse_bias.
+  // changes no weight, but every logit of query i by softmax_scale * q_i . vector: that is the lse_bias. With a softcap
+  // or a sink it would change weights: neither is accepted beside it, nor beside smooth_k. V has no mean (v_mean,
+  // center_v) beside a sink.
   std::optional<TensorView> v_mean;    // [b, h_kv, d_v] f32: added to out, but not to rows that see no key
   std::optional<TensorView> lse_bias;  // as lse, base e: added to lse, which must be given
 

@@ -20,8 +20,9 @@ struct Selection {
   std::vector<Reason> reasons;
 };
 
-// The row for the problem's device, dtype, head dims, V layout and p_mode, else why there is none. Neither where the
-// table has no row for the kind of device at all: device_reason() says that. q and v have rank 4.
+// The row for the problem's device, dtype, V layout and p_mode with the smallest head dims that hold the problem's,
+// else why there is none. Neither where the table has no row for the kind of device at all: device_reason() says that.
+// The shapes of q and v are valid.
 Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> rows);
 
 }  // namespace fp8attn

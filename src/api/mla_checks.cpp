@@ -34,16 +34,7 @@ void check_cache_scale(std::vector<Reason>& reasons, const std::optional<TensorV
     return;
   }
   if (scale->rank != 0) check_shape(reasons, "cache_scale", *scale, {{1}, "[1] or rank 0"});
-  check_dtype(reasons, "cache_scale", *scale, {DType::kF32});
-  check_device(reasons, "cache_scale", *scale, "cache", device);
-  check_memory(reasons, "cache_scale", *scale, {.last_dim_contiguous = false});
-}
-
-void check_integers(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
-                    Device device, MemoryRules rules) {
-  check_dtype(reasons, name, view, {DType::kI32, DType::kI64});
-  check_device(reasons, name, view, owner, device);
-  check_memory(reasons, name, view, rules);
+  check_floats(reasons, "cache_scale", *scale, "cache", device);
 }
 
 }  // namespace fp8attn

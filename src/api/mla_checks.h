@@ -18,8 +18,4 @@ void check_cache(std::vector<Reason>& reasons, const TensorView& cache, CacheFor
 void check_cache_scale(std::vector<Reason>& reasons, const std::optional<TensorView>& scale, CacheFormat format,
                        Device device);
 
-// A tensor of page numbers, slots or lengths.
-void check_integers(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
-                    Device device, MemoryRules rules);
-
 }  // namespace fp8attn

@@ -12,6 +12,14 @@ const char* name_of(PMode mode) {
   return "?";
 }
 
+const char* name_of(LseBase base) {
+  switch (base) {
+    case LseBase::kE: return "e";
+    case LseBase::k2: return "2";
+  }
+  return "?";
+}
+
 const char* name_of(CpuArithmetic arithmetic) {
   switch (arithmetic) {
     case CpuArithmetic::kFloat32: return "float32";

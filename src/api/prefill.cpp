@@ -4,16 +4,18 @@
 #include <array>
 
 #include "api/dispatch.h"
+#include "api/prefill_batch.h"
 #include "api/qkv_quantization.h"
 #include "api/validate.h"
 
 namespace fp8attn {
 namespace {
 
-// Whether nothing is wrong with what the choice of a variant looks at: the head dims, and values of enums.
+// Whether nothing is wrong with what the choice of a variant looks at: layouts, head dims, and values of enums.
 bool knows_what_to_select(const std::vector<Reason>& reasons) {
-  constexpr std::array kArguments = {"q.shape", "k.shape",          "v.shape",         "v_layout",
-                                     "p_mode",  "quantize.q_scale", "quantize.v_scale"};
+  constexpr std::array kArguments = {"q.shape",     "k.shape",   "v.shape",         "kv_offsets",
+                                     "kv_lengths",  "v_layout",  "p_mode",          "quantize.q_scale",
+                                     "block_table", "q_offsets", "quantize.v_scale"};
   return std::ranges::none_of(reasons, [&](const Reason& reason) {
     return std::ranges::find(kArguments, reason.argument) != kArguments.end();
   });
@@ -33,16 +35,9 @@ Selection check(const PrefillProblem& problem) {
 }
 
 std::vector<NamedView> tensors_of(const PrefillProblem& problem) {
-  std::vector<NamedView> tensors = {{"q", problem.q}, {"k", problem.k}, {"v", problem.v}, {"out", problem.out}};
-  const auto add = [&](const char* name, const auto& view) {
-    if (view) tensors.push_back({name, *view});
-  };
-  add("lse", problem.lse);
-  add("q_scale", problem.q_scale);
-  add("k_scale", problem.k_scale);
-  add("v_scale", problem.v_scale);
-  add("v_mean", problem.v_mean);
-  add("lse_bias", problem.lse_bias);
+  std::vector<NamedView> tensors = inputs_of(problem);
+  tensors.push_back({"out", problem.out});
+  if (problem.lse) tensors.push_back({"lse", *problem.lse});
   return tensors;
 }
 
@@ -64,7 +59,7 @@ void prefill(const PrefillProblem& problem, Workspace workspace, Stream stream) 
   const Selection selection = check(problem);
   throw_first("prefill", selection.reasons);
   throw_first("prefill", validate(workspace, workspace_size(problem, *selection.variant), tensors_of(problem)));
-  if (problem.out.count() == 0) return;
+  if (problem.out.count() == 0 || batch_of(problem).b == 0) return;
   if (!problem.quantize) return selection.variant->launch(problem, workspace, stream);
   const QkvWorkspace quantized = lay_out(problem, workspace.data);
   quantize_qkv(quantized.quantization, stream);

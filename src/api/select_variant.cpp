@@ -1,12 +1,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "api/dispatch.h"
+#include "api/prefill_batch.h"
 #include "api/view_checks.h"
 
 namespace fp8attn {
 namespace {
+
+// Head dims that CUDA takes are multiples of this: 16-byte copies of 8-bit channels.
+constexpr std::int64_t kHeadDimGrain = 16;
 
 using Rows = std::vector<const PrefillVariant*>;
 
@@ -36,15 +41,17 @@ std::string offers(const Rows& rows, auto text_of) {
 
 struct Wanted {
   DeviceKind device;
-  DType dtype;
+  DType dtype;  // of k and v
   VLayout v_layout;
   std::int64_t d_qk, d_v;
   PMode p_mode;
 
   bool dtype_fits(const PrefillVariant& row) const { return row.device == device && row.dtype == dtype; }
   bool layout_fits(const PrefillVariant& row) const { return row.v_layout == v_layout; }
+  // The kernels of CUDA read channels in groups of 16 and fill up what is missing.
   bool head_dims_fit(const PrefillVariant& row) const {
-    return (row.head_dim_qk == 0 || row.head_dim_qk == d_qk) && (row.head_dim_v == 0 || row.head_dim_v == d_v);
+    if (row.head_dim_qk == 0) return true;
+    return d_qk <= row.head_dim_qk && d_v <= row.head_dim_v && d_qk % kHeadDimGrain == 0 && d_v % kHeadDimGrain == 0;
   }
   bool mode_fits(const PrefillVariant& row) const {
     return device == DeviceKind::kCpu || dtype != DType::kE4M3 || row.p_mode == p_mode;
@@ -68,7 +75,7 @@ Reason explain(const Wanted& wanted, const Rows& rows) {
   if (same_dims.empty()) {
     const auto dims_of = [](const auto& row) { return fmt::format("{} and {}", row.head_dim_qk, row.head_dim_v); };
     return {"q.shape", fmt::format("head dims {} (q, k) and {} (v) with {}", wanted.d_qk, wanted.d_v, where),
-            offers(same_layout, dims_of)};
+            fmt::format("multiples of {} up to {}", kHeadDimGrain, offers(same_layout, dims_of))};
   }
   return {"p_mode", fmt::format("{} with {}", name_of(wanted.p_mode), where),
           offers(same_dims, [](const auto& row) { return std::string(name_of(row.p_mode)); })};
@@ -77,26 +84,26 @@ Reason explain(const Wanted& wanted, const Rows& rows) {
 }  // namespace
 
 Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> table) {
-  const Wanted wanted = {.device = problem.q.device.kind,
-                         .dtype = problem.q.dtype,
+  const TensorView &q = problem.q, &v = problem.v;
+  const Wanted wanted = {.device = q.device.kind,
+                         .dtype = quantizes_query(problem) ? DType::kE4M3 : q.dtype,
                          .v_layout = problem.v_layout,
-                         .d_qk = problem.q.shape[3],
-                         .d_v = problem.v.shape[problem.v_layout == VLayout::kPacked ? 2 : 3],
+                         .d_qk = q.shape[q.rank - 1],
+                         .d_v = v.shape[problem.v_layout == VLayout::kPacked ? 2 : v.rank - 1],
                          .p_mode = problem.p_mode};
-  const auto row = std::ranges::find_if(table, [&](const PrefillVariant& candidate) {
-    return wanted.dtype_fits(candidate) && wanted.layout_fits(candidate) && wanted.head_dims_fit(candidate) &&
-           wanted.mode_fits(candidate);
+  const Rows rows = rows_of(wanted.device, table);
+  const Rows fitting = keep(rows, [&](const PrefillVariant& row) {
+    return wanted.dtype_fits(row) && wanted.layout_fits(row) && wanted.head_dims_fit(row) && wanted.mode_fits(row);
   });
-  if (row == table.end()) {
-    const Rows rows = rows_of(wanted.device, table);
-    return rows.empty() ? Selection{} : Selection{nullptr, {explain(wanted, rows)}};
-  }
-  if (row->left_out_by != nullptr) {
+  if (fitting.empty()) return rows.empty() ? Selection{} : Selection{nullptr, {explain(wanted, rows)}};
+  const PrefillVariant& row = **std::ranges::min_element(
+      fitting, {}, [](const PrefillVariant* row) { return std::pair(row->head_dim_qk, row->head_dim_v); });
+  if (row.left_out_by != nullptr) {
     return {nullptr,
-            {{"variant", fmt::format("{}, left out of this build", row->name),
-              fmt::format("a build whose CMake option {} includes it", row->left_out_by)}}};
+            {{"variant", fmt::format("{}, left out of this build", row.name),
+              fmt::format("a build whose CMake option {} includes it", row.left_out_by)}}};
   }
-  return {&*row, {}};
+  return {&row, {}};
 }
 
 }  // namespace fp8attn

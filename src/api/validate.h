@@ -17,6 +17,7 @@
 namespace fp8attn {
 
 std::vector<Reason> validate(const PrefillProblem& problem);
+std::vector<NamedView> inputs_of(const PrefillProblem& problem);  // every tensor that is only read
 std::vector<Reason> validate(const QuantizeProblem& problem);
 std::vector<Reason> validate_pack_v(const TensorView& input, const MutableTensorView& output);
 std::vector<Reason> validate(const MlaDecodeProblem& problem);

@@ -107,18 +107,14 @@ void check_query_scale(std::vector<Reason>& reasons, const MlaDecodeProblem& pro
     texts.push_back(fmt::format("{} ({})", shape_text(expected), name_of(granularity)));
   }
   if (!fitting) reasons.push_back({"q_scale.shape", shape_text(scale), or_text(texts)});
-  check_dtype(reasons, "q_scale", scale, {DType::kF32});
-  check_device(reasons, "q_scale", scale, "q", problem.q.device);
-  check_memory(reasons, "q_scale", scale, {.last_dim_contiguous = false});
+  check_floats(reasons, "q_scale", scale, "q", problem.q.device);
 }
 
 void check_sink(std::vector<Reason>& reasons, const MlaDecodeProblem& problem, const Dims& n) {
   if (!problem.attention_sink) return;
   const TensorView& sink = *problem.attention_sink;
   check_shape(reasons, "attention_sink", sink, {{n.h_q}, "[h_q]", {{"q", problem.q}}});
-  check_dtype(reasons, "attention_sink", sink, {DType::kF32});
-  check_device(reasons, "attention_sink", sink, "q", problem.q.device);
-  check_memory(reasons, "attention_sink", sink, {.last_dim_contiguous = false});
+  check_floats(reasons, "attention_sink", sink, "q", problem.q.device);
 }
 
 // For views that nothing else is wrong with: the memory of others says nothing.

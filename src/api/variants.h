@@ -12,8 +12,8 @@ namespace fp8attn {
 struct PrefillVariant {
   const char* name;  // "sm90-e4m3-d128-packed-default"
   DeviceKind device;
-  DType dtype;                  // of q, k, v
-  int head_dim_qk, head_dim_v;  // 0: any
+  DType dtype;                  // of k and v; of q too, or it is converted
+  int head_dim_qk, head_dim_v;  // the largest; 0: any
   VLayout v_layout;
   PMode p_mode;             // e4m3 on CUDA only; elsewhere kDefault stands for all
   const char* left_out_by;  // nullptr, or the CMake option that left it out of this build

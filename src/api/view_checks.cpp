@@ -156,11 +156,12 @@ bool fits(const TensorView& view, const TensorView& expected) {
   return view.rank == expected.rank && std::ranges::equal(shape_of(view), shape_of(expected), same);
 }
 
-bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected) {
-  const TensorView wanted = shape_only(expected.dims);
+bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view,
+                 const ExpectedShape& expected) {
+  const TensorView& wanted = expected.dims.view;
   const auto complain = [&](std::string text) {
     for (const NamedView& other : expected.given) {
-      text += fmt::format("{} {} {}", &other == expected.given.begin() ? " for" : " and", other.name,
+      text += fmt::format("{} {} {}", &other == &expected.given.front() ? " for" : " and", other.name,
                           shape_text(other.view));
     }
     reasons.push_back({fmt::format("{}.shape", name), shape_text(view), std::move(text)});
@@ -213,7 +214,21 @@ void check_memory(std::vector<Reason>& reasons, const char* name, const TensorVi
   check_strides(reasons, name, view, rules);
 }
 
-void check_apart(std::vector<Reason>& reasons, NamedView written, std::initializer_list<NamedView> others) {
+void check_integers(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                    Device device, MemoryRules rules) {
+  check_dtype(reasons, name, view, {DType::kI32, DType::kI64});
+  check_device(reasons, name, view, owner, device);
+  check_memory(reasons, name, view, rules);
+}
+
+void check_floats(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                  Device device) {
+  check_dtype(reasons, name, view, {DType::kF32});
+  check_device(reasons, name, view, owner, device);
+  check_memory(reasons, name, view, {.last_dim_contiguous = false});
+}
+
+void check_apart(std::vector<Reason>& reasons, const NamedView& written, std::span<const NamedView> others) {
   if (is_empty(written.view)) return;
   for (const NamedView& other : others) {
     if (is_empty(other.view) || !may_share_memory(written.view, other.view)) continue;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,18 +65,30 @@ bool fits(const TensorView& view, const TensorView& expected);
 
 struct NamedView {
   const char* name;
-  const TensorView& view;
+  TensorView view;
+};
+
+// The shape of `leading` with more dims after it.
+constexpr TensorView followed_by(TensorView leading, std::initializer_list<std::int64_t> dims) {
+  for (std::int64_t dim : dims) leading.shape[leading.rank++] = dim;
+  return leading;
+}
+
+struct ExpectedDims {
+  TensorView view;  // a shape and nothing else
+  constexpr ExpectedDims(std::initializer_list<std::int64_t> dims) : view(shape_only(dims)) {}
+  constexpr ExpectedDims(const TensorView& shape) : view(shape) {}
 };
 
 struct ExpectedShape {
-  std::initializer_list<std::int64_t> dims;
-  const char* meaning;                          // "[b, s_kv, h_kv, d_qk]"
-  std::initializer_list<NamedView> given = {};  // the arguments that decide the dims
+  ExpectedDims dims;
+  const char* meaning;                // "[b, s_kv, h_kv, d_qk]"
+  std::vector<NamedView> given = {};  // the arguments that decide the dims
 };
 
 // Rank, range of each dim, and the expected dims. Returns whether all is right: a misfit should decide nothing about
 // other arguments, so that one mistake gives one reason.
-bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, ExpectedShape expected);
+bool check_shape(std::vector<Reason>& reasons, const char* name, const TensorView& view, const ExpectedShape& expected);
 
 void check_dtype(std::vector<Reason>& reasons, const char* name, const TensorView& view,
                  std::initializer_list<DType> accepted);
@@ -90,10 +103,22 @@ void check_device(std::vector<Reason>& reasons, const char* name, const TensorVi
 // Pointer, alignment and strides. Strides of dims of size 1, and of views without elements, are never looked at.
 void check_memory(std::vector<Reason>& reasons, const char* name, const TensorView& view, MemoryRules rules);
 
+// A tensor of indices, offsets or lengths.
+void check_integers(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                    Device device, MemoryRules rules);
+
+// A tensor of scales, means or biases: float32, any strides.
+void check_floats(std::vector<Reason>& reasons, const char* name, const TensorView& view, const char* owner,
+                  Device device);
+
 // No byte of `written` belongs to one of the others. Views that pass the checks above, on one device. Slices of one
 // buffer are apart where they take up different parts of a pitch by which both repeat; other views whose ranges of
 // addresses overlap are refused.
-void check_apart(std::vector<Reason>& reasons, NamedView written, std::initializer_list<NamedView> others);
+void check_apart(std::vector<Reason>& reasons, const NamedView& written, std::span<const NamedView> others);
+inline void check_apart(std::vector<Reason>& reasons, const NamedView& written,
+                        std::initializer_list<NamedView> others) {
+  check_apart(reasons, written, std::span(others.begin(), others.size()));
+}
 
 // Row-major strides without gaps.
 void check_contiguous(std::vector<Reason>& reasons, const char* name, const TensorView& view);
