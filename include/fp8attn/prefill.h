@@ -102,7 +102,7 @@ struct PrefillProblem {
 
   // 16-bit dense q, k and v without kv_lengths (CPU: f32 too), 8-bit arithmetic: they become e4m3 in the workspace as
   // the recipe says, in two launches before the attention. No scale, v_mean or lse_bias may be given, and v is
-  // row-major.
+  // row-major, on CUDA with d_v a multiple of 64.
   std::optional<QuantizeRecipe> quantize;
 
   VLayout v_layout = VLayout::kRowMajor;

@@ -52,7 +52,7 @@ struct QkvQuantization {
 };
 
 // Slots of the sum over tokens (see above).
-constexpr int sum_slots(std::int64_t channels) { return channels > 128 ? 16 : 32; }
+constexpr int sum_slots(std::int64_t channels) { return channels == 64 || channels == 128 ? 32 : 16; }
 
 struct QkvWorkspace {
   QkvQuantization quantization;

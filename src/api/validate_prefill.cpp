@@ -103,7 +103,7 @@ void check_recipe(std::vector<Reason>& reasons, const PrefillProblem& problem, c
   if (!problem.quantize) return;
   using enum ScaleGranularity;
   const QuantizeRecipe& recipe = *problem.quantize;
-  if (problem.q.dtype == DType::kE4M3) {
+  if (problem.q.dtype == DType::kE4M3 || problem.k.dtype == DType::kE4M3) {
     reasons.push_back({"quantize", "a recipe for e4m3 tensors", "none: they are quantised already"});
   }
   for (const auto& [argument, given] : {std::pair{"q_offsets", problem.q_offsets.has_value()},
@@ -127,6 +127,9 @@ void check_recipe(std::vector<Reason>& reasons, const PrefillProblem& problem, c
   if (recipe.hadamard && n.d_qk != kAnyDim && !can_rotate(n.d_qk)) {
     reasons.push_back(
         {"quantize.hadamard", fmt::format("true with head dim {}", n.d_qk), "false, or head dim 64, 128, 192 or 256"});
+  }
+  if (problem.q.device.kind == DeviceKind::kCuda && n.d_v != kAnyDim && n.d_v % 64 != 0) {
+    reasons.push_back({"v.shape", fmt::format("{} channels beside quantize", n.d_v), "a multiple of 64 on cuda"});
   }
 }
 
