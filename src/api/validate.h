@@ -10,6 +10,7 @@
 #include "api/view_checks.h"
 #include "api/workspace_layout.h"
 #include "fp8attn/kv_cache.h"
+#include "fp8attn/merge.h"
 #include "fp8attn/mla_decode.h"
 #include "fp8attn/prefill.h"
 #include "fp8attn/quantize.h"
@@ -23,6 +24,7 @@ std::vector<Reason> validate_pack_v(const TensorView& input, const MutableTensor
 std::vector<Reason> validate(const MlaDecodeProblem& problem);
 std::vector<Reason> validate(const AppendMlaProblem& problem);
 std::vector<Reason> validate(const GatherMlaProblem& problem);
+std::vector<Reason> validate(const MergeAttentionProblem& problem);
 std::vector<Reason> validate_rotate_rope(const TensorView& input, const MutableTensorView& output);
 // `tensors`: those of the call, which the workspace must not share memory with.
 std::vector<Reason> validate(Workspace workspace, std::size_t needed, std::span<const NamedView> tensors);
