@@ -83,8 +83,10 @@ void check_key_shape(std::vector<Reason>& reasons, const PrefillProblem& problem
       meaning = "[pages, page_size, h_kv, d_qk] with block_table";
       break;
   }
-  if (!check_shape(reasons, "k", k, {followed_by(n.keys, {kAnyDim, n.d_qk}), meaning, key_owners(problem)})) return;
-  for (int i = 0; i < n.keys.rank; ++i) n.keys.shape[i] = k.shape[i];
+  const bool fits =
+      check_shape(reasons, "k", k, {followed_by(n.keys, {kAnyDim, n.d_qk}), meaning, key_owners(problem)});
+  for (int i = 0; i < n.keys.rank; ++i) n.keys.shape[i] = fits ? k.shape[i] : kAnyDim;
+  if (!fits) return;
   n.h_kv = k.shape[k.rank - 2];
   if (problem.block_table && k.shape[1] == 0) {
     reasons.push_back({"k.shape", fmt::format("page size 0 in {}", shape_text(k)), "a page size from 1"});

@@ -21,7 +21,8 @@ void check_dtypes(std::vector<Reason>& reasons, const PrefillProblem& problem) {
   } else {
     reasons.push_back({"k.dtype", name_text(problem.k.dtype),
                        fmt::format("{}, the dtype of q{}", name_text(q), may_differ ? ", or e4m3" : "")});
-    if (!is_accepted(problem.v.dtype)) check_same_dtype(reasons, "v", problem.v, "q", q);
+    const bool same_mistake = problem.v.dtype == problem.k.dtype;
+    if (!same_mistake && !is_accepted(problem.v.dtype)) check_same_dtype(reasons, "v", problem.v, "q", q);
   }
   check_dtype(reasons, "out", problem.out, {kBF16, kFP16, kF32, kE4M3});
   if (problem.lse) check_dtype(reasons, "lse", *problem.lse, {kF32});

@@ -20,12 +20,17 @@ PrefillVariant row(const char* name, DType dtype, int head_dim, VLayout layout, 
   return {name, DeviceKind::kCuda, dtype, head_dim, head_dim, layout, mode, left_out_by, nullptr, nullptr};
 }
 
+constexpr Device kDevice = {DeviceKind::kCuda, 0};
+
 const std::vector<PrefillVariant> kTable = {
     {"cpu", DeviceKind::kCpu, DType::kE4M3, 0, 0, VLayout::kRowMajor, PMode::kDefault, nullptr, nullptr, nullptr},
     row("e4m3-64", DType::kE4M3, 64, VLayout::kRowMajor),
     row("e4m3-128", DType::kE4M3, 128, VLayout::kRowMajor),
     row("e4m3-128-exact", DType::kE4M3, 128, VLayout::kRowMajor, PMode::kExact),
     row("e4m3-128-packed", DType::kE4M3, 128, VLayout::kPacked, PMode::kDefault, "FP8ATTN_HEAD_DIMS"),
+    row("bf16-256", DType::kBF16, 256, VLayout::kRowMajor),
+    {"bf16-192", DeviceKind::kCuda, DType::kBF16, 192, 128, VLayout::kRowMajor, PMode::kDefault, nullptr, nullptr,
+     nullptr},
     row("bf16-64", DType::kBF16, 64, VLayout::kRowMajor),
 };
 
@@ -62,13 +67,45 @@ TEST(SelectVariant, PModeMattersForE4M3OnCudaOnly) {
   EXPECT_EQ(selected(problem(kCuda, DType::kBF16, 64, 64, VLayout::kRowMajor, PMode::kFast)), "bf16-64");
 }
 
+TEST(SelectVariant, PicksTheSmallestHeadDimsThatHoldTheProblems) {
+  using enum DeviceKind;
+  EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 16, 64)), "e4m3-64");
+  EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 80, 16)), "e4m3-128");
+  EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 64, 80)), "e4m3-128");
+  EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 48, 48, VLayout::kRowMajor, PMode::kExact)), "e4m3-128-exact");
+  EXPECT_EQ(selected(problem(kCuda, DType::kBF16, 64, 64)), "bf16-64");
+  EXPECT_EQ(selected(problem(kCuda, DType::kBF16, 80, 80)), "bf16-192");
+  EXPECT_EQ(selected(problem(kCuda, DType::kBF16, 192, 144)), "bf16-256");
+}
+
+TEST(SelectVariant, TheDtypeIsThatOfTheKeys) {
+  PrefillProblem mixed = problem(DeviceKind::kCuda, DType::kE4M3, 64, 64);
+  mixed.q.dtype = DType::kBF16;
+  EXPECT_EQ(selected(mixed), "e4m3-64");
+}
+
+TEST(SelectVariant, KnowsRaggedAndPagedShapes) {
+  PrefillProblem ragged = problem(DeviceKind::kCuda, DType::kE4M3, 128, 80);
+  ragged.q = TensorView::contiguous(nullptr, DType::kE4M3, {8, 2, 128}, kDevice);
+  ragged.v = TensorView::contiguous(nullptr, DType::kE4M3, {8, 2, 80}, kDevice);
+  EXPECT_EQ(selected(ragged), "e4m3-128");
+  ragged.v = TensorView::contiguous(nullptr, DType::kE4M3, {3, 64, 2, 144}, kDevice);
+  EXPECT_TRUE(selected(ragged).starts_with("q.shape: got head dims 128 (q, k) and 144 (v)"));
+}
+
 TEST(SelectVariant, SaysWhatExists) {
   using enum DeviceKind;
   EXPECT_EQ(selected(problem(kCuda, DType::kF32, 64, 64)), "q.dtype: got f32 on cuda, expected e4m3 or bf16");
   EXPECT_EQ(selected(problem(kCuda, DType::kBF16, 64, 64, VLayout::kPacked)),
             "v_layout: got packed with bf16 on cuda, expected row-major");
-  EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 128, 64)),
-            "q.shape: got head dims 128 (q, k) and 64 (v) with e4m3 on cuda, expected 64 and 64 or 128 and 128");
+  EXPECT_EQ(
+      selected(problem(kCuda, DType::kE4M3, 144, 64)),
+      "q.shape: got head dims 144 (q, k) and 64 (v) with e4m3 on cuda, expected multiples of 16 up to 64 and 64 or "
+      "128 and 128");
+  EXPECT_EQ(
+      selected(problem(kCuda, DType::kE4M3, 64, 40)),
+      "q.shape: got head dims 64 (q, k) and 40 (v) with e4m3 on cuda, expected multiples of 16 up to 64 and 64 or "
+      "128 and 128");
   EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 128, 128, VLayout::kRowMajor, PMode::kFast)),
             "p_mode: got fast with e4m3 on cuda, expected default or exact");
   EXPECT_EQ(selected(problem(kCuda, DType::kE4M3, 128, 128, VLayout::kPacked)),

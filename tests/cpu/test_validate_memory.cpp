@@ -76,6 +76,28 @@ const BadPrefillCase kShared[] = {
      },
      "lse.data",
      {"in the memory of v_scale"}},
+    {"OutHasOutScale",
+     [](PrefillArguments& s) {
+       s.problem.out.dtype = DType::kE4M3;
+       s.problem.out_scale = s.scale({});
+       use_memory_of(*s.problem.out_scale, s.problem.out);
+     },
+     "out.data",
+     {"in the memory of out_scale"}},
+    {"LseHasSink",
+     [](PrefillArguments& s) {
+       s.problem.attention_sink = s.scale({kHQ});
+       use_memory_of(*s.problem.attention_sink, *s.problem.lse);
+     },
+     "lse.data",
+     {"in the memory of attention_sink"}},
+    {"LseHasLseBias",
+     [](PrefillArguments& s) {
+       s.problem.lse_bias = s.scale({kB, kHQ, kSQ});
+       use_memory_of(*s.problem.lse_bias, *s.problem.lse);
+     },
+     "lse.data",
+     {"in the memory of lse_bias"}},
     {"LseIsKey",
      [](PrefillArguments& s) { use_memory_of(*s.problem.lse, s.problem.k, 16); },
      "lse.data",

@@ -138,6 +138,13 @@ const BadPrefillCase kBadShapes[] = {
      [](PrefillArguments& s) { s.problem.quantize.emplace(); },
      "quantize",
      {"e4m3", "quantised already"}},
+    {"RecipeForE4M3Keys",
+     [](PrefillArguments& s) {
+       s.problem.q.dtype = DType::kBF16;
+       s.problem.quantize.emplace();
+     },
+     "quantize",
+     {"e4m3", "quantised already"}},
     {"RecipeWithPackedValue",
      [](PrefillArguments& s) {
        set_dtype(s.problem, DType::kBF16);
@@ -192,11 +199,30 @@ const BadPrefillCase kBadTypes[] = {
     {"ValueDtype",
      [](PrefillArguments& s) { s.problem.v.dtype = DType::kFP16; },
      "v.dtype",
-     {"fp16", "e4m3, the dtype of q"}},
+     {"fp16", "e4m3, the dtype of k"}},
+    {"KeyAndValueDtype",
+     [](PrefillArguments& s) { s.problem.k.dtype = s.problem.v.dtype = DType::kBF16; },
+     "k.dtype",
+     {"bf16", "e4m3, the dtype of q"}},
+    {"KeyDtypeOf16BitQuery",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.k.dtype = DType::kFP16;
+     },
+     "k.dtype",
+     {"fp16", "bf16, the dtype of q, or e4m3"}},
+    {"ValueDtypeBesideE4M3Keys",
+     [](PrefillArguments& s) { s.problem.q.dtype = s.problem.v.dtype = DType::kBF16; },
+     "v.dtype",
+     {"bf16", "e4m3, the dtype of k"}},
+    {"E4M3KeysOfFloatQuery",
+     [](PrefillArguments& s) { s.problem.q.dtype = DType::kF32; },
+     "k.dtype",
+     {"e4m3", "f32, the dtype of q"}},
     {"OutDtype",
-     [](PrefillArguments& s) { s.problem.out.dtype = DType::kE4M3; },
+     [](PrefillArguments& s) { s.problem.out.dtype = DType::kI32; },
      "out.dtype",
-     {"e4m3", "bf16, fp16 or f32"}},
+     {"int32", "bf16, fp16, f32 or e4m3"}},
     {"LseDtype", [](PrefillArguments& s) { s.problem.lse->dtype = DType::kBF16; }, "lse.dtype", {"bf16", "f32"}},
     {"PackedNeedsE4M3",
      [](PrefillArguments& s) {
@@ -222,7 +248,7 @@ const BadPrefillCase kBadTypes[] = {
     {"NoSuchOutDtype",
      [](PrefillArguments& s) { s.problem.out.dtype = static_cast<DType>(255); },
      "out.dtype",
-     {"got 255 (not", "bf16, fp16 or f32"}},
+     {"got 255 (not", "bf16, fp16, f32 or e4m3"}},
     {"NoSuchValueLayout",
      [](PrefillArguments& s) { s.problem.v_layout = static_cast<VLayout>(2); },
      "v_layout",
@@ -231,6 +257,10 @@ const BadPrefillCase kBadTypes[] = {
      [](PrefillArguments& s) { s.problem.p_mode = static_cast<PMode>(3); },
      "p_mode",
      {"got 3 (not", "exact, default or fast"}},
+    {"NoSuchLseBase",
+     [](PrefillArguments& s) { s.problem.lse_base = static_cast<LseBase>(2); },
+     "lse_base",
+     {"got 2 (not", "e or 2"}},
     {"NoSuchArithmetic",
      [](PrefillArguments& s) { s.problem.cpu_arithmetic = static_cast<CpuArithmetic>(4); },
      "cpu_arithmetic",
@@ -371,6 +401,32 @@ const BadPrefillCase kBadScales[] = {
      },
      "v_scale",
      {"a scale of bf16 v", "only e4m3"}},
+    {"Of16BitQuery",
+     [](PrefillArguments& s) {
+       s.problem.q.dtype = DType::kBF16;
+       s.problem.q_scale = s.scale({1});
+     },
+     "q_scale",
+     {"a scale of bf16 q", "only e4m3"}},
+    {"OutOfFloats",
+     [](PrefillArguments& s) { s.problem.out_scale = s.scale({1}); },
+     "out_scale",
+     {"a scale of f32 out", "only e4m3"}},
+    {"OutPerHead",
+     [](PrefillArguments& s) {
+       s.problem.out.dtype = DType::kE4M3;
+       s.problem.out_scale = s.scale({kHQ});
+     },
+     "out_scale.shape",
+     {"got [6]", "[1] or rank 0"}},
+    {"OutDevice",
+     [](PrefillArguments& s) {
+       s.problem.out.dtype = DType::kE4M3;
+       s.problem.out_scale = s.scale({});
+       s.problem.out_scale->device = kGpu;
+     },
+     "out_scale.device",
+     {"cuda:0", "cpu, the device of q"}},
 };
 INSTANTIATE_TEST_SUITE_P(Scales, BadPrefill, testing::ValuesIn(kBadScales), CaseName());
 

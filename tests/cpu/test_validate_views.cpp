@@ -63,7 +63,20 @@ const BadPrefillCase kBadCuda[] = {
      [](PrefillArguments& s) { s.problem.v.strides[0] = std::int64_t{1} << 40; },
      "v.strides",
      {"1099511627776", "below 1099511627776 elements"}},
-    {"OutDtype", [](PrefillArguments& s) { s.problem.out.dtype = DType::kF32; }, "out.dtype", {"f32", "bf16 or fp16"}},
+    {"OutStrideOfBytes",
+     [](PrefillArguments& s) {
+       s.problem.out.dtype = DType::kE4M3;
+       s.problem.out.strides = {kSQ * kHQ * 40, kHQ * 40, 40, 1};
+     },
+     "out.strides",
+     {"40, 1]", "multiple of 16 elements"}},
+    {"RecipeValueChannels",
+     [](PrefillArguments& s) {
+       set_dtype(s.problem, DType::kBF16);
+       s.problem.quantize.emplace();
+     },
+     "v.shape",
+     {"32 channels beside quantize", "a multiple of 64 on cuda"}},
     {"OtherDevice",
      [](PrefillArguments& s) { s.problem.k.device.index = 1; },
      "k.device",
@@ -129,6 +142,22 @@ TEST_P(GoodPrefill, ScaleShapes) {
   arguments.problem.v_scale = arguments.scale({kB, kHKV, kDV});
   if (GetParam().kind == DeviceKind::kCpu) arguments.problem.k_scale = arguments.scale({kB, kSKV, kHKV});
   expect_valid();
+}
+
+TEST_P(GoodPrefill, Dtypes) {
+  using enum DType;
+  for (DType out : {kBF16, kFP16, kF32, kE4M3}) {
+    for (DType q : {kE4M3, kBF16, kFP16}) {
+      arguments.problem.q.dtype = q;
+      arguments.problem.out.dtype = out;
+      arguments.problem.out_scale.reset();
+      if (out == kE4M3) arguments.problem.out_scale = arguments.scale({1});
+      arguments.problem.k_scale = arguments.scale({kHKV});  // the keys are e4m3 whatever the query is
+      arguments.problem.v_mean = arguments.scale({kB, kHKV, kDV});
+      arguments.problem.lse_bias = arguments.scale({kB, kHQ, kSQ});
+      expect_valid();
+    }
+  }
 }
 
 TEST_P(GoodPrefill, LongestLengthsAndInterleavedOutputs) {
