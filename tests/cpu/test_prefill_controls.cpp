@@ -160,11 +160,12 @@ TEST_P(VisibleNan, A_ReachesItsRowsOnly) {
   const auto device = make_cpu_device();
   for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kFP16, DType::kF32}) {
     for (std::int64_t s_kv : {1, 100, 257}) {
-      const PrefillCase test{.name = std::string(name_of(dtype)),
-                             .n = {.b = 2, .s_q = 70, .s_kv = s_kv, .h_q = 2, .h_kv = 1},
-                             .dtype = dtype,
-                             .causal = true,
-                             .arithmetic = GetParam()};
+      PrefillCase test;
+      test.name = name_of(dtype);
+      test.n = {.b = 2, .s_q = 70, .s_kv = s_kv, .h_q = 2, .h_kv = 1};
+      test.dtype = dtype;
+      test.causal = true;
+      test.arithmetic = GetParam();
       EXPECT_TRUE(nan_reaches_its_rows_only(*device, test));
     }
   }
