@@ -175,8 +175,9 @@ void PrefillRun::set_indices(const TensorView& view, const std::vector<std::int6
     const auto narrow = static_cast<std::int32_t>(values[i]);
     const void* value = view.dtype == DType::kI64 ? static_cast<const void*>(&values[i]) : &narrow;
     const std::int64_t bytes = size_of(view.dtype);
-    device_.upload(static_cast<std::uint8_t*>(const_cast<void*>(view.data)) + i * view.strides[0] * bytes, value,
-                   bytes);
+    const std::int64_t columns = view.shape[view.rank - 1];
+    const std::int64_t offset = i / columns * view.strides[0] + i % columns * view.strides[view.rank - 1];
+    device_.upload(static_cast<std::uint8_t*>(const_cast<void*>(view.data)) + offset * bytes, value, bytes);
   }
 }
 

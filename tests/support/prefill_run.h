@@ -45,7 +45,7 @@ class PrefillRun {
   std::vector<std::uint8_t> read_workspace() const;
   // Overwrites out and lse.
   void clear_output();
-  // Replaces offsets or lengths, which are one of the problem's.
+  // Replaces offsets, lengths or the table, which are one of the problem's.
   void set_indices(const TensorView& view, const std::vector<std::int64_t>& values);
   const TokenMap& queries() const { return queries_; }
   const TokenMap& keys() const { return keys_; }
