@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,6 +69,7 @@ class PrefillRun {
   std::vector<Buffer> buffers_;
   Buffer workspace_;
   PrefillProblem problem_;
+  const std::function<void(PrefillProblem&)> fault_;
 };
 
 // Whether an error says that a CMake option left the kernel out of this build: no failure of it.
