@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -71,6 +72,8 @@ struct PrefillCase {
   float scale_base = 0.0137f;
   // Whether stored elements are the data divided by its scales, or the data itself.
   bool divide_by_scale = true;
+  // What every run does to its problem just before the call: none, but where a test asks whether a method would notice.
+  std::function<void(PrefillProblem&)> fault = {};
 
   // Lengths of a sequence.
   std::int64_t queries(std::int64_t sequence) const {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <vector>
 
+#include "method_tools.h"
+
 namespace fp8attn::test {
 namespace {
 
@@ -18,17 +20,6 @@ constexpr std::int64_t kReferenceRows = 64;
 
 const char* text_of(Gap gap) { return gap == Gap::kNan ? "NaN" : "0"; }
 
-AssertionResult same_bits(const PrefillOutput& got, const PrefillOutput& want, const std::string& what) {
-  if (!got.wrong_write.empty()) return AssertionFailure() << what << ": " << got.wrong_write;
-  if (got == want) return AssertionSuccess();
-  const auto differ = [](const HostTensor& a, const HostTensor& b) {
-    return std::mismatch(a.bytes.begin(), a.bytes.end(), b.bytes.begin()).first - a.bytes.begin();
-  };
-  return AssertionFailure() << what << ": first differing byte of out " << differ(got.out, want.out) << " of "
-                            << want.out.bytes.size() << ", of lse " << differ(got.lse, want.lse) << " of "
-                            << want.lse.bytes.size();
-}
-
 // The same elements for every index of dim 0 (batch) or 2 (head) of a [b, s, h, d] tensor.
 void repeat_first(HostTensor& tensor, int dim) {
   const std::int64_t bytes = tensor.shape[3] * size_of(tensor.dtype);
@@ -38,12 +29,6 @@ void repeat_first(HostTensor& tensor, int dim) {
     const std::int64_t source = dim == 0 ? token * h + head : (batch * s + token) * h;
     if (source != row) std::memcpy(&tensor.bytes[row * bytes], &tensor.bytes[source * bytes], bytes);
   }
-}
-
-void append(AssertionResult& all, AssertionResult one) {
-  if (one) return;
-  if (all) all = AssertionFailure();
-  all << one.message() << "\n";
 }
 
 Errors errors_of(TestDevice& device, const PrefillCase& test, const PrefillInputs& inputs, const Reference& reference) {

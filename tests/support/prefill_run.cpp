@@ -47,7 +47,8 @@ PrefillRun::PrefillRun(TestDevice& device, const PrefillCase& test, const Prefil
       out_(place_tensor(device, blank(test.out_dtype, {queries_.outer, queries_.inner, test.n.h_q, test.n.d_v}),
                         options.out, kRowMajorRoles, Gap::kPattern)),
       lse_(place_tensor(device, blank(DType::kF32, {queries_.outer, test.n.h_q, 1, queries_.inner}), options.out,
-                        {3, 1}, Gap::kPattern)) {
+                        {3, 1}, Gap::kPattern)),
+      fault_(test.fault) {
   const bool ragged_q = test.batch.ragged_q, ragged_keys = test.batch.keys == KeyForm::kRagged;
   problem_.q = as_ragged(q_.view(), ragged_q);
   problem_.k = as_ragged(k_.view(), ragged_keys);
@@ -175,12 +176,17 @@ void PrefillRun::set_indices(const TensorView& view, const std::vector<std::int6
     const auto narrow = static_cast<std::int32_t>(values[i]);
     const void* value = view.dtype == DType::kI64 ? static_cast<const void*>(&values[i]) : &narrow;
     const std::int64_t bytes = size_of(view.dtype);
-    device_.upload(static_cast<std::uint8_t*>(const_cast<void*>(view.data)) + i * view.strides[0] * bytes, value,
-                   bytes);
+    const std::int64_t columns = view.shape[view.rank - 1];
+    const std::int64_t offset = i / columns * view.strides[0] + i % columns * view.strides[view.rank - 1];
+    device_.upload(static_cast<std::uint8_t*>(const_cast<void*>(view.data)) + offset * bytes, value, bytes);
   }
 }
 
-void PrefillRun::launch(Stream stream) { prefill(problem_, {workspace_.data(), workspace_.size()}, stream); }
+void PrefillRun::launch(Stream stream) {
+  PrefillProblem problem = problem_;
+  if (fault_) fault_(problem);
+  prefill(problem, {workspace_.data(), workspace_.size()}, stream);
+}
 
 PrefillOutput PrefillRun::read() const {
   PrefillOutput output;

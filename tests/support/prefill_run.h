@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,7 +46,7 @@ class PrefillRun {
   std::vector<std::uint8_t> read_workspace() const;
   // Overwrites out and lse.
   void clear_output();
-  // Replaces offsets or lengths, which are one of the problem's.
+  // Replaces offsets, lengths or the table, which are one of the problem's.
   void set_indices(const TensorView& view, const std::vector<std::int64_t>& values);
   const TokenMap& queries() const { return queries_; }
   const TokenMap& keys() const { return keys_; }
@@ -68,6 +69,7 @@ class PrefillRun {
   std::vector<Buffer> buffers_;
   Buffer workspace_;
   PrefillProblem problem_;
+  const std::function<void(PrefillProblem&)> fault_;
 };
 
 // Whether an error says that a CMake option left the kernel out of this build: no failure of it.

@@ -11,7 +11,8 @@ namespace {
 Tolerance output_rounding(DType dtype) {
   if (dtype == DType::kBF16) return {.relative_l2 = 4e-3, .row_abs = 4e-3, .lse_abs = 0};
   if (dtype == DType::kFP16) return {.relative_l2 = 5e-4, .row_abs = 5e-4, .lse_abs = 0};
-  if (dtype == DType::kE4M3) return {.relative_l2 = 2.8e-2, .row_abs = 0x1p-4, .lse_abs = 0, .averages = true};
+  // 2.5% root mean square of all numbers, at most 3.6% of numbers that are alike.
+  if (dtype == DType::kE4M3) return {.relative_l2 = 3.2e-2, .row_abs = 0x1p-4, .lse_abs = 0, .averages = true};
   return {};
 }
 
