@@ -8,6 +8,7 @@
 #include "class_summary.h"
 #include "cuda_device.h"
 #include "fp8attn/backend.h"
+#include "merge_tests.h"
 #include "mla_tests.h"
 #include "prefill_tests.h"
 #include "watchdog.h"
@@ -32,6 +33,7 @@ std::string reason_to_skip() {
 int main(int argc, char** argv) {
   using namespace fp8attn::test;
   ::testing::InitGoogleTest(&argc, argv);
+  register_merge_tests("CudaMerge", fp8attn::DeviceKind::kCuda, make_default_cuda_device);
   register_mla_tests("CudaMlaDecode", fp8attn::DeviceKind::kCuda, make_default_cuda_device);
   register_prefill_tests("CudaPrefill", fp8attn::DeviceKind::kCuda, make_default_cuda_device);
   if (::testing::GTEST_FLAG(list_tests)) return RUN_ALL_TESTS();
