@@ -95,32 +95,28 @@ class Consumer {
   // P V of a step, and the scores of the next one. Without more steps these are scores of whatever is there, and nobody
   // reads them.
   __device__ __forceinline__ void step(Scores& scores, bool more) {
-    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, more);
-    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, more);
-    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, more);
-    step_of<3>(scores, more);
+    if (kBlocks == Traits::kGrain || blocks_ == kBlocks) return step_of<kBlocks>(scores, more);
+    step_of<Traits::kGrain>(scores, more);
   }
 
   template <int kCount>
   __device__ __forceinline__ void step_of(Scores& scores, bool more) {
-    if constexpr (kCount <= kBlocks) {
-      typename Math::Fresh fresh;
-      multiply<kCount>(scores, fresh);
-      // Barriers are waited for while products are in flight.
-      wait_stage_if(more, shared_.key_ring, key_);
-      if constexpr (kOverlaps) {
-        issue_scores<0>(scores);
-        ptx::wgmma_wait<1>();
-        fold(fresh);
-        if constexpr (kParts == 2) issue_scores<1>(scores);
-      } else {
-        ptx::wgmma_wait<0>();
-        fold(fresh);
-        issue_all_scores(scores);
-      }
-      wait_stage_if(more, shared_.value_ring, value_);
+    typename Math::Fresh fresh;
+    multiply<kCount>(scores, fresh);
+    // Barriers are waited for while products are in flight.
+    wait_stage_if(more, shared_.key_ring, key_);
+    if constexpr (kOverlaps) {
+      issue_scores<0>(scores);
+      ptx::wgmma_wait<1>();
+      fold(fresh);
+      if constexpr (kParts == 2) issue_scores<1>(scores);
+    } else {
       ptx::wgmma_wait<0>();
+      fold(fresh);
+      issue_all_scores(scores);
     }
+    wait_stage_if(more, shared_.value_ring, value_);
+    ptx::wgmma_wait<0>();
   }
 
   // P V of kCount blocks. Leaves its last group in flight.

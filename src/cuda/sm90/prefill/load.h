@@ -15,7 +15,8 @@ namespace fp8attn::cuda {
 // all of it masked: so every tile is treated alike.
 template <class Traits>
 __device__ __forceinline__ int blocks_for(const Mask& mask, int first_row, int rows) {
-  return max((mask.visible_end(first_row + rows - 1) + Traits::kBlockN - 1) / Traits::kBlockN, 1);
+  constexpr int kGrain = Traits::kGrain, kKeys = kGrain * Traits::kBlockN;
+  return max((mask.visible_end(first_row + rows - 1) + kKeys - 1) / kKeys, 1) * kGrain;
 }
 
 // Steps that so many blocks take. Steps start at multiples of kStepN keys, so the last keys' step may be short.
