@@ -72,6 +72,7 @@ class Announcer {
     Plan& plan = shared_.tile[ptx::launder(slot())];
     const Mask mask{plan.query_length, plan.key_length, params_.causal, params_.window_left};
     plan.template plan_steps<Traits::kBlocksPerStep>(mask, params_.batch.ragged_queries(), previous());
+    if (!params_.batch.uneven()) plan.template lengthen_last_steps<Traits::kGrain>();
   }
 
   __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {

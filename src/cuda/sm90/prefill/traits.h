@@ -31,17 +31,17 @@ struct ElementFP16 {
   __device__ static uint32_t pack(float low, float high) { return ptx::half2_from_floats(low, high); }
 };
 
-// The form of P of a mode. Which one is fastest as the default depends on how many products a probability costs.
-template <PMode kMode, int kHeadDim>
+// The form of P of a mode.
+template <PMode kMode>
 struct FormOf {
-  using Type = std::conditional_t<kHeadDim == 64, QuadraticProbability, MixedProbability>;
+  using Type = DefaultProbability;
 };
-template <int kHeadDim>
-struct FormOf<PMode::kExact, kHeadDim> {
+template <>
+struct FormOf<PMode::kExact> {
   using Type = ExactProbability;
 };
-template <int kHeadDim>
-struct FormOf<PMode::kFast, kHeadDim> {
+template <>
+struct FormOf<PMode::kFast> {
   using Type = LinearProbability;
 };
 
@@ -59,6 +59,10 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
+  // Blocks that a short step of even batches has a multiple of. Each length is code of its own, and code beyond the 32
+  // KB of instruction cache runs at half its speed: so there are two lengths. Uneven batches have them all, since what
+  // lies behind a sequence must not be read.
+  static constexpr int kGrain = (kBlocksPerStep + 1) / 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
