@@ -91,7 +91,7 @@ struct PrefillTraits {
   using Plan = TilePlan<kConsumers>;
   static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
 
-  using CapFactor = std::conditional_t<kIsE4M3, uint16_t, float>;  // half or float, as the scores
+  using Factor = std::conditional_t<kIsE4M3, uint16_t, float>;  // of a softcap
 
   struct Shared {
     alignas(1024) uint8_t query[kConsumers][kQueryStages][QueryTile::kBytes];
@@ -99,8 +99,7 @@ struct PrefillTraits {
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
-    // Of the tile entered last, where there is a softcap: what brings a row's scores to the argument of tanh.
-    CapFactor cap_factor[kConsumers][kWarpgroupM];
+    Factor cap_factor[kConsumers][kWarpgroupM];         // of the rows of the tile entered last
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
