@@ -82,7 +82,7 @@ PrefillCase counted(PrefillCase test) {
 
 PrefillCase clamped_offsets() {
   PrefillCase test = uneven(KeyForm::kRagged);
-  test.batch.q_lengths = {70, 0, 40};
+  test.batch.q_lengths = {70, 5, 40};
   test.batch.spare_rows = false;
   return test;
 }
