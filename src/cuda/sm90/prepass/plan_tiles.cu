@@ -77,7 +77,6 @@ __device__ void write_entries(const UnevenTiles& tiles, const Group& group, int 
     const int first = __shfl_sync(kAllLanes, group.first, owner);
     const int count = __shfl_sync(kAllLanes, group.count, owner);
     const int target = __shfl_sync(kAllLanes, place, owner) + position;
-    // Offsets that make sequences overlap name more tiles than there is room for.
     if (position < count && target < list.capacity) list.entries[target] = {sequence, first, position, count};
   }
 }
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
   // How many tiles of a cost a warp's sequences have; then where the next one of them goes. Leaders that count at the
   // same time differ in cost, and then in the bank.
   __shared__ int places[UnevenTiles::kClasses][kWarps + 1];
-  __shared__ int scratch[kWarps];
+  __shared__ std::int64_t scratch[kWarps];
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
   const int warp = threadIdx.x / 32;
@@ -100,9 +99,14 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = threadIdx.x; i < kCounters; i += kThreads) counter(i) = 0;
   __syncthreads();
 
+  // Offsets that make sequences overlap name more tiles than there is room for, or than an integer counts: what lies
+  // beyond the room is left out.
   for_each_group(tiles, begin, end, [&](const Group& group) {
     const Peers peers(group);
-    if (peers.leads) places[group.cost_class][warp] += peers.all;
+    if (peers.leads) {
+      int& count = places[group.cost_class][warp];
+      count = min(count + peers.all, list.capacity);
+    }
     __syncwarp();
   });
   __syncthreads();
@@ -110,25 +114,25 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kPerThread = kCounters / kThreads;
   static_assert(kCounters % kThreads == 0);
   const int first = static_cast<int>(threadIdx.x) * kPerThread;
-  int sum = 0;
+  std::int64_t sum = 0;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) sum += counter(first + i);
-  int total;
-  int place = exclusive_scan_of_block<kThreads>(sum, scratch, total);
+  std::int64_t total;
+  std::int64_t place = exclusive_scan_of_block<kThreads>(sum, scratch, total);
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const int count = counter(first + i);
-    counter(first + i) = place;
+    counter(first + i) = static_cast<int>(min(place, std::int64_t{list.capacity}));
     place += count;
   }
-  if (threadIdx.x == 0) *list.count = min(total, list.capacity);
+  if (threadIdx.x == 0) *list.count = static_cast<int>(min(total, std::int64_t{list.capacity}));
   __syncthreads();
 
   for_each_group(tiles, begin, end, [&](const Group& group) {
     const Peers peers(group);
     const int place = group.count > 0 ? places[group.cost_class][warp] + peers.before : 0;
     __syncwarp();
-    if (peers.leads) places[group.cost_class][warp] = place + peers.all;
+    if (peers.leads) places[group.cost_class][warp] = min(place + peers.all, list.capacity);
     __syncwarp();
     write_entries(tiles, group, place, list);
   });
