@@ -22,6 +22,7 @@ struct PackParams {
   std::uint8_t* output;
   std::int64_t positions;  // of a channel
   int heads, channels, channel_tiles;
+  int team;  // of blocks, see SequenceWalk
 };
 
 // Some channels of a head of a piece.
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kPackThreads, kBlocksPerMultiprocessor)
   __shared__ typename Rows<Shape>::Shared rows_shared;
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
-  Walk walk(params.batch, params.heads * params.channel_tiles, walk_shared);
+  Walk walk(params.batch, params.heads * params.channel_tiles, params.team, walk_shared);
   Rows<Shape> rows(params, rows_shared);
   const int lane_channel = Shape::vector() * Shape::kCount;
   LaneQuads<Shape> lane;
@@ -144,13 +145,12 @@ __global__ void __launch_bounds__(kPackThreads, kBlocksPerMultiprocessor)
 template <class Shape>
 void launch(PackParams& params, int device, Stream stream) {
   params.channel_tiles = (params.channels + Shape::kChannels - 1) / Shape::kChannels;
-  // As many pieces as there can be, if that is less.
-  const std::int64_t pieces =
-      (params.positions / Shape::kTokens + params.batch.sequences) * params.heads * params.channel_tiles;
-  const std::int64_t blocks = std::min<std::int64_t>(pieces, kBlocksPerMultiprocessor * multiprocessor_count(device));
+  const WalkGrid grid(params.batch, Shape::kTokens, params.heads * params.channel_tiles,
+                      kBlocksPerMultiprocessor * multiprocessor_count(device));
+  params.team = grid.team;
   const auto kernel =
       params.batch.paged() ? pack_values_kernel<Shape, RowsInPages> : pack_values_kernel<Shape, RowsInOrder>;
-  launch_blocks(kernel, Grid{blocks, kPackThreads}, Start::kEarly, stream, params);
+  launch_blocks(kernel, Grid{grid.blocks, kPackThreads}, Start::kEarly, stream, params);
 }
 
 }  // namespace
@@ -166,7 +166,8 @@ void pack_values(const BatchView& batch, const TensorView& v, std::uint8_t* outp
                     .positions = batch.aligned_positions(),
                     .heads = static_cast<int>(v.shape[token + 1]),
                     .channels = static_cast<int>(v.shape[token + 2]),
-                    .channel_tiles = 0};
+                    .channel_tiles = 0,
+                    .team = 0};
   if (params.channels <= 64) {
     launch<PackTileShape<Access<E4M3, 16>, 512, 64>>(params, v.device.index, stream);
   } else {

@@ -19,51 +19,66 @@ struct Group {
   int sequence, first, count, cost_class;
 };
 
-// Numbers the groups of all sequences: sequence by sequence, its last tiles first. Every thread counts those of a run
-// of sequences; then any thread finds any group.
-class GroupNumbers {
+// Up to 32 sequences, one a lane, and their groups, numbered sequence by sequence, the last tiles first. Whole warp.
+class Sequences {
  public:
-  struct Shared {
-    std::int64_t scratch[kWarps];
-    int first[kThreads];  // of each thread's sequences
-  };
-
-  // Whole block. `most`: groups beyond that many are left out.
-  __device__ GroupNumbers(const UnevenTiles& tiles, int most, Shared& shared)
-      : tiles_(tiles), shared_(shared), run_((tiles.batch.sequences + kThreads - 1) / kThreads) {
-    const int begin = static_cast<int>(threadIdx.x) * run_, end = min(begin + run_, tiles.batch.sequences);
-    std::int64_t groups = 0, total;
-    for (int i = begin; i < end; ++i) groups += tiles.groups(tiles.mask(i));
-    const std::int64_t before = exclusive_scan_of_block<kThreads>(groups, shared.scratch, total);
-    shared.first[threadIdx.x] = static_cast<int>(min(before, std::int64_t{most}));
-    count_ = static_cast<int>(min(total, std::int64_t{most}));
-    __syncthreads();
+  __device__ Sequences(const UnevenTiles& tiles, int first) : first_(first) {
+    const int own = first + static_cast<int>(threadIdx.x % 32);
+    if (own < tiles.batch.sequences) mask_ = tiles.mask(own);
+    groups_ = tiles.groups(mask_);
+    past_ = inclusive_scan_of_warp(groups_);
+    all_ = __shfl_sync(kAllLanes, past_, 31);
   }
 
-  __device__ int count() const { return count_; }
+  __device__ int groups() const { return all_; }
 
-  __device__ Group at(int number) const {
-    if (number >= count_) return {};
-    int owner = 0;  // the last thread whose groups begin at the number or before
+  __device__ Group at(const UnevenTiles& tiles, int number) const {
+    int owner = 0;  // the lane whose sequence has it: the first whose groups end behind it
 #pragma unroll
-    for (int step = kThreads / 2; step > 0; step /= 2) {
-      if (shared_.first[owner + step] <= number) owner += step;
+    for (int d = 16; d > 0; d /= 2) {
+      if (__shfl_sync(kAllLanes, past_, owner + d - 1) <= number) owner += d;
     }
-    int index = number - shared_.first[owner], sequence = owner * run_;
-    Mask mask = tiles_.mask(sequence);
-    for (int groups = tiles_.groups(mask); index >= groups; groups = tiles_.groups(mask)) {
-      index -= groups;
-      mask = tiles_.mask(++sequence);
-    }
-    const int first = tiles_.tiles(mask) - 1 - (index << tiles_.group_log2);
-    return {sequence, first, min(first + 1, tiles_.group()), UnevenTiles::cost_class(tiles_.steps(mask, first))};
+    const Mask mask{__shfl_sync(kAllLanes, mask_.query_length, owner), __shfl_sync(kAllLanes, mask_.key_length, owner),
+                    tiles.causal, tiles.window_left};
+    const int index = number - __shfl_sync(kAllLanes, past_ - groups_, owner);
+    const int first = tiles.tiles(mask) - 1 - (index << tiles.group_log2);
+    if (number >= all_) return {};
+    return {first_ + owner, first, min(first + 1, tiles.group()), UnevenTiles::cost_class(tiles.steps(mask, first))};
   }
 
  private:
+  int first_, groups_, past_, all_;  // past: groups up to this lane's sequence, it included
+  Mask mask_{};
+};
+
+// Which groups a warp has: those of some blocks of 32 sequences, or a part of those of one block. The parts of warps
+// lie in the order of the warps.
+class WarpGroups {
+ public:
+  __device__ explicit WarpGroups(const UnevenTiles& tiles) : tiles_(tiles), first_(tiles, first_block() * 32) {}
+
+  // Calls body(group), 32 lanes at a time.
+  template <class Body>
+  __device__ void for_each(Body body) const {
+    const int team = warps_of_block(), begin = first_block();
+    const int end = min(begin + (blocks() + kWarps - 1) / kWarps, blocks());
+    for (int block = begin; block < end; ++block) {
+      const Sequences sequences = block == begin ? first_ : Sequences(tiles_, block * 32);
+      const int groups = sequences.groups(), share = ((groups + 31) / 32 + team - 1) / team * 32;
+      const int first = static_cast<int>(threadIdx.x / 32) % team * share, last = min(first + share, groups);
+      for (int i = first; i < last; i += 32) body(sequences.at(tiles_, i + static_cast<int>(threadIdx.x % 32)));
+    }
+  }
+
+ private:
+  __device__ int blocks() const { return (tiles_.batch.sequences + 31) / 32; }
+  __device__ int warps_of_block() const { return max(kWarps / blocks(), 1); }
+  __device__ int first_block() const {
+    return static_cast<int>(threadIdx.x / 32) / warps_of_block() * ((blocks() + kWarps - 1) / kWarps);
+  }
+
   const UnevenTiles& tiles_;
-  const Shared& shared_;
-  const int run_;  // sequences of a thread
-  int count_;
+  const Sequences first_;  // of the first block: mostly there is no other
 };
 
 // The tiles of the lanes whose groups have the same cost.
@@ -112,7 +127,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   // time differ in cost, and then in the bank.
   __shared__ int places[UnevenTiles::kClasses][kWarps + 1];
   __shared__ std::int64_t scratch[kWarps];
-  __shared__ GroupNumbers::Shared numbers_shared;
   cudaTriggerProgrammaticLaunchCompletion();
   // Counters in the order of the list: by cost, then by warp.
   constexpr int kCounters = UnevenTiles::kClasses * kWarps;
@@ -120,17 +134,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < kCounters; i += kThreads) counter(i) = 0;
   cudaGridDependencySynchronize();
 
-  const GroupNumbers numbers(tiles, list.capacity, numbers_shared);
-  // Neighbours for every warp, 32 at a time; mostly there are no more.
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int share = ((numbers.count() + kWarps - 1) / kWarps + 31) / 32 * 32;
-  const int begin = warp * share + lane;
-  const Group first_group = numbers.at(begin);
-  const auto group_at = [&](int i) { return i == 0 ? first_group : numbers.at(begin + i); };
-  for (int i = 0; i < share; i += 32) {
-    const Group group = group_at(i);
-    if (group.count > 0) atomicAdd(&places[group.cost_class][warp], group.count);
-  }
+  // Offsets that make sequences overlap name more tiles than there is room for, or than an integer counts: what lies
+  // beyond the room is left out.
+  const int warp = threadIdx.x / 32;
+  const WarpGroups groups(tiles);
+  groups.for_each([&](const Group& group) {
+    const Peers peers(group);
+    int& count = places[group.cost_class][warp];
+    if (peers.leads) count = min(count + peers.all, list.capacity);
+    __syncwarp();
+  });
   __syncthreads();
 
   constexpr int kPerThread = kCounters / kThreads;
@@ -150,17 +163,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) *list.count = static_cast<int>(min(total, std::int64_t{list.capacity}));
   __syncthreads();
 
-  for (int i = 0; i < share; i += 32) {
-    const Group group = group_at(i);
+  groups.for_each([&](const Group& group) {
     const Peers peers(group);
     int& next = places[group.cost_class][warp];
     const int place = next + peers.before;
     __syncwarp();
-    // Offsets that make sequences overlap name more tiles than there is room for: what lies beyond is left out.
     if (peers.leads) next = min(place + peers.all, list.capacity);
     __syncwarp();
     write_entries(tiles, group, place, list);
-  }
+  });
 }
 
 }  // namespace
