@@ -15,7 +15,8 @@ namespace fp8attn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAtOnce = 4;  // parts whose rows are under way together
+constexpr int kAtOnce = 4;   // parts whose rows are under way together
+constexpr int kVectors = 2;  // of a row that a lane has at a time
 
 // Strides in elements; dims: batch, token, head.
 struct RowStrides {
@@ -91,9 +92,15 @@ __device__ typename Access::Values load_some(const typename Access::Storage* sou
   return values;
 }
 
-__device__ std::uint32_t bits_of(float value, DType dtype) {
-  if (dtype == DType::kBF16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
-  return __half_as_ushort(__float2half_rn(value));
+__device__ std::uint32_t pair_of(float low, float high, DType dtype) {
+  if (dtype == DType::kBF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
+           static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+  }
+  const __half2 pair = __floats2half2_rn(low, high);
+  return static_cast<std::uint32_t>(__half_as_ushort(pair.x)) | static_cast<std::uint32_t>(__half_as_ushort(pair.y))
+                                                                    << 16;
 }
 
 // The first `count` of kCount values; neighbours of a row that begins at a multiple of 16 bytes.
@@ -101,23 +108,23 @@ template <int kCount>
 __device__ void store_some(const float (&values)[kCount], DType dtype, void* row, int first, int count) {
   if (dtype == DType::kF32) {
     float* target = static_cast<float*>(row) + first;
-    if (count >= kCount) {
 #pragma unroll
-      for (int i = 0; i < kCount; i += 4) {
+    for (int i = 0; i < kCount; i += 4) {
+      if (count >= kCount) {
         *reinterpret_cast<float4*>(target + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
+        continue;
       }
-      return;
-    }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < count) target[i] = values[i];
+      for (int j = i; j < i + 4; ++j) {
+        if (j < count) target[j] = values[j];
+      }
     }
     return;
   }
   auto* target = static_cast<std::uint16_t*>(row) + first;
   Vector<2, kCount> packed;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) packed.registers[i / 2] |= bits_of(values[i], dtype) << (i % 2 * 16);
+  for (int i = 0; i < kCount; i += 2) packed.registers[i / 2] = pair_of(values[i], values[i + 1], dtype);
   if (count >= kCount) return packed.store(target);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -125,29 +132,40 @@ __device__ void store_some(const float (&values)[kCount], DType dtype, void* row
   }
 }
 
-// One vector of channels of a row, of all parts. Adding to -0 leaves the sign of a zero as it is.
+// kVectors vectors of kAtOnce parts of a row.
 template <class Access>
-__device__ void merge_vector(const MergeParams& params, const RowWeights& weights,
-                             const typename Access::Storage* source, int count, float (&sum)[Access::kCount]) {
+struct PartsOfRow {
+  typename Access::Values values[kAtOnce][kVectors];
+
+  // Parts from `part` on and channels from `first` on, one vector `step` channels behind the other.
+  __device__ void load(const MergeParams& params, const typename Access::Storage* row, int part, int first, int step) {
 #pragma unroll
-  for (float& value : sum) value = weights.nothing() ? 0.0f : -0.0f;
-  for (int first = 0; first < params.parts; first += kAtOnce) {
-    typename Access::Values values[kAtOnce];
-    float weight[kAtOnce];
+    for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      weight[i] = first + i < params.parts && !weights.nothing() ? weights.weight(first + i) : 0.0f;
-      // A part without keys may hold anything.
-      if (weight[i] != 0.0f) values[i] = load_some<Access>(source + (first + i) * params.outs_part, count);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (weight[i] == 0.0f) continue;
-#pragma unroll
-      for (int c = 0; c < Access::kCount; ++c) sum[c] = fmaf(weight[i], Access::real(values[i], c), sum[c]);
+      for (int v = 0; v < kVectors; ++v) {
+        const int channel = first + v * step, count = params.channels - channel;
+        if (part + p < params.parts && count > 0) {
+          values[p][v] = load_some<Access>(row + (part + p) * params.outs_part + channel, count);
+        }
+      }
     }
   }
-}
+
+  // A part without keys may hold anything, and is left out.
+  __device__ void add(const MergeParams& params, const RowWeights& weights, int part,
+                      float (&sum)[kVectors][Access::kCount]) const {
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p) {
+      const float weight = part + p < params.parts ? weights.weight(part + p) : 0.0f;
+      if (weight == 0.0f) continue;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int c = 0; c < Access::kCount; ++c) sum[v][c] = fmaf(weight, Access::real(values[p][v], c), sum[v][c]);
+      }
+    }
+  }
+};
 
 template <class Access>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams params) {
@@ -161,18 +179,34 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int head = head_block * block_heads + (row >> params.block_tokens_log2);
   if (token >= params.tokens || head >= params.heads) return;
 
+  const auto* source =
+      static_cast<const typename Access::Storage*>(params.outs) + params.outs_row.offset(batch, token, head);
+  const int step = Access::kCount << params.lanes_log2;
+  // The first rows are on their way while the weights are worked out.
+  PartsOfRow<Access> parts;
+  parts.load(params, source, 0, lane * Access::kCount, step);
   const RowWeights weights(params, params.lses + params.lses_row.offset(batch, token, head));
   if (params.lse != nullptr && lane == 0) {
     params.lse[params.lse_row.offset(batch, token, head)] = weights.log_sum();
   }
-  const auto* source =
-      static_cast<const typename Access::Storage*>(params.outs) + params.outs_row.offset(batch, token, head);
   const std::int64_t element = params.out_dtype == DType::kF32 ? 4 : 2;
   auto* target = static_cast<std::uint8_t*>(params.out) + params.out_row.offset(batch, token, head) * element;
-  for (int first = lane * Access::kCount; first < params.channels; first += Access::kCount << params.lanes_log2) {
-    float sum[Access::kCount];
-    merge_vector<Access>(params, weights, source + first, params.channels - first, sum);
-    store_some(sum, params.out_dtype, target, first, params.channels - first);
+  for (int first = lane * Access::kCount; first < params.channels; first += kVectors * step) {
+    float sum[kVectors][Access::kCount];
+#pragma unroll
+    for (auto& vector : sum) {
+#pragma unroll
+      for (float& value : vector) value = weights.nothing() ? 0.0f : -0.0f;  // -0 leaves the sign of a zero as it is
+    }
+    for (int part = 0; part < params.parts; part += kAtOnce) {
+      if (part > 0 || first > step) parts.load(params, source, part, first, step);
+      parts.add(params, weights, part, sum);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int channel = first + v * step;
+      if (channel < params.channels) store_some(sum[v], params.out_dtype, target, channel, params.channels - channel);
+    }
   }
 }
 
@@ -187,7 +221,8 @@ RowStrides lse_strides(const TensorView& view, int batch) {
 template <class Access>
 void launch(MergeParams params, std::int64_t batches, Stream stream) {
   const auto vectors = static_cast<unsigned>((params.channels + Access::kCount - 1) / Access::kCount);
-  const unsigned lanes = std::min(32u, std::bit_ceil(vectors)), block_tokens = params.tokens < 8 ? 1 : 8;
+  const unsigned lanes = std::min(32u, std::bit_ceil((vectors + kVectors - 1) / kVectors));
+  const unsigned block_tokens = params.tokens < 8 ? 1 : 8;
   const int block_heads = static_cast<int>(kThreads / lanes / block_tokens);
   params.lanes_log2 = std::countr_zero(lanes);
   params.block_tokens_log2 = std::countr_zero(block_tokens);
