@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/mla_decode/load.h"
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/store.h"
@@ -24,11 +25,11 @@ class MlaOutput {
  public:
   using Shared = typename Traits::Shared;
 
-  __device__ MlaOutput(Shared& shared, const MlaParams& params, MlaOutputThread thread)
-      : shared_(shared), params_(params), thread_(thread) {}
+  __device__ MlaOutput(Shared& shared, const MlaMaps& maps, const MlaParams& params, MlaOutputThread thread)
+      : shared_(shared), params_(params), loader_(shared, maps, params), thread_(thread) {}
 
   __device__ void run() {
-    load_first_query();
+    start();
     while (true) {
       clear();
       int kind;
@@ -40,7 +41,7 @@ class MlaOutput {
         } else {
           add_block(message());
         }
-        release(shared_.cache_ring.empty[cache_.stage()]);
+        refill();
         cache_.advance();
         finish_message();
       }
@@ -51,17 +52,35 @@ class MlaOutput {
   }
 
  private:
-  static constexpr int kColumns = Traits::kFreshColumns;
-  static_assert(kColumns == 32, "the product in use");
-
-  // The query of the CTA's first unit, if it has one.
-  __device__ void load_first_query() {
-    ptx::named_barrier_sync<384>(kFirstQueryBarrier);
+  // The first blocks, and the query of the CTA's first unit, if it has one.
+  __device__ void start() {
+    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
     if (!shared_.any_unit) return;
-    const MlaUnit& unit = shared_.walk[4].unit;
-    load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
-                                  thread_.lane);
-    ptx::named_barrier_sync<384>(kFirstQueryBarrier);
+#pragma unroll 1
+    for (int block = 0; block < Traits::kStages; ++block) load(block, block);
+    const MlaUnit& unit = shared_.walk[0].unit;
+    load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, warp(), thread_.lane);
+    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
+  }
+
+  __device__ int warp() const { return 4 * thread_.half + thread_.warp; }  // of 8
+
+  __device__ __forceinline__ void load(int block, int stage) const {
+    const auto& order = shared_.order[block % Traits::kOrders];
+    if (params_.gathers()) {
+      loader_.gather(order, stage, warp(), thread_.lane);
+    } else if (warp() == 0) {
+      loader_.load_boxes(order, stage, thread_.lane);
+    }
+  }
+
+  // Gives up the stage and has the block that comes next loaded into it, once all warps have.
+  __device__ __forceinline__ void refill() const {
+    uint64_t& empty = shared_.cache_ring.empty[cache_.stage()];
+    release(empty);
+    if (!params_.gathers() && warp() != 0) return;
+    wait_barrier(&empty, cache_.parity());
+    load(cache_.count() + Traits::kStages, cache_.stage());
   }
 
   __device__ const MlaMessage& message() const { return shared_.message[probability_.stage()]; }
@@ -104,9 +123,11 @@ class MlaOutput {
   __device__ __forceinline__ void add_block_transposed(const MlaMessage& message) {
     constexpr int kChunks = 2;  // of 128 channels, for a warpgroup
     const uint32_t values = ptx::shared_address(shared_.latent[cache_.stage()]) +
-                            Traits::LatentTile::offset(thread_.lane, kChunks * 8 * thread_.half + thread_.warp);
+                            Traits::LatentTile::offset(ptx::launder(thread_.lane), kChunks * 8 * thread_.half + thread_.warp);
     const int4 rescales = *reinterpret_cast<const int4*>(message.rescales);
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale_columns(message);
+    float fresh[32];
+    ptx::claim(fresh);  // and kept in the same registers throughout
     uint32_t a[2][4];
     load_values(a[0], values, 0, 0);
     load_values(a[1], values, 0, 1);
@@ -116,33 +137,28 @@ class MlaOutput {
       const uint32_t probability = ptx::shared_address(shared_.probability[probability_.stage()][group]);
       separate_channels(a[0]);
       separate_channels(a[1]);
+      ptx::wgmma_fence();
+      ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0], Traits::ProbabilityTile::k_major_descriptor(probability, 0));
+      ptx::wgmma_commit();
+      ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[1], Traits::ProbabilityTile::k_major_descriptor(probability, 32));
+      ptx::wgmma_commit();
+      // The next operand is loaded as soon as the registers are free, behind the second product and the fold.
+      ptx::wgmma_wait<1>();
+      if (tile < 3) load_values(a[0], values, tile + 1, 0);
+      ptx::wgmma_wait<0>();
+      ptx::pin(fresh);
+      if (tile < 3) load_values(a[1], values, tile + 1, 1);
 #pragma unroll
-      for (int column = 0; column < Traits::kTileM; column += kColumns) {
-        // Rows of the probabilities are columns here.
-        const uint32_t rows = probability + Traits::ProbabilityTile::offset(column, 0);
-        const bool loads = tile < 3 && column + kColumns == Traits::kTileM;
-        ptx::wgmma_fence();
-        ptx::wgmma_e4m3_f32_n32_rs_again(fresh_, a[0], Traits::ProbabilityTile::k_major_descriptor(rows, 0));
-        ptx::wgmma_commit();
-        ptx::wgmma_e4m3_f32_n32_rs_add(fresh_, a[1], Traits::ProbabilityTile::k_major_descriptor(rows, 32));
-        ptx::wgmma_commit();
-        // The next operand is loaded as soon as the registers are free, behind the second product and the fold.
-        ptx::wgmma_wait<1>();
-        if (loads) load_values(a[0], values, tile + 1, 0);
-        ptx::wgmma_wait<0>();
-        ptx::pin(fresh_);
-        if (loads) load_values(a[1], values, tile + 1, 1);
-#pragma unroll
-        for (int r = 0; r < kColumns / 2; ++r) output_[tile][column / 2 + r] += fresh_[r];
-      }
+      for (int r = 0; r < 32; ++r) output_[tile][r] += fresh[r];
     }
   }
 
   // Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
   __device__ __forceinline__ void rescale_columns(const MlaMessage& message) {
+    const int lane = ptx::launder(thread_.lane);  // what follows from it would be kept in a register throughout
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (thread_.lane & 3)]);
+      const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (lane & 3)]);
 #pragma unroll
       for (auto& tile : output_) {
 #pragma unroll
@@ -190,13 +206,13 @@ class MlaOutput {
 
   Shared& shared_;
   const MlaParams& params_;
+  const MlaLoader<Traits> loader_;
   const MlaOutputThread thread_;
   RingCounter<Traits::kStages> cache_;
   RingCounter<Traits::kBuffers> probability_;
   // e4m3: [m-tile of 64 channels][as above], rows channels, columns query rows. bf16: register 4 j + 2 i + c is channel
   // 8 j + 2 (lane % 4) + c of query row i.
   float output_[4][32];
-  float fresh_[kColumns / 2] = {};  // kept in the same registers throughout
 };
 
 }  // namespace fp8attn::cuda

@@ -100,15 +100,14 @@ struct MlaWalkState {
 // Walks the units of this CTA, one object a warp. Warps see the same.
 class MlaWalk {
  public:
-  __device__ MlaWalk(const MlaParams& params, const MlaPlan& plan, MlaWalkState& state)
-      : params_(params), state_(state) {
-    const int length = plan.sequence < params.schedule.sequences ? params.length(plan.sequence) : 0;
+  __device__ MlaWalk(const MlaParams& params, MlaWalkState& state) : params_(params), state_(state) {}
+
+  // To before the first unit. An object of its own that comes later goes on where this one stands.
+  __device__ void start(const MlaPlan& plan) {
+    const int length = plan.sequence < params_.schedule.sequences ? params_.length(plan.sequence) : 0;
     if (threadIdx.x % 32 == 0) state_ = {plan.share, plan.position, plan.sequence, 0, length, {}, {}};
     __syncwarp();
   }
-
-  // Goes on where another object stands.
-  __device__ MlaWalk(const MlaParams& params, MlaWalkState& state) : params_(params), state_(state) {}
 
   __device__ const MlaUnit& unit() const { return state_.unit; }
   __device__ const MlaSplit& split() const { return state_.split; }

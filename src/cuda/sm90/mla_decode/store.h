@@ -46,7 +46,7 @@ __device__ __forceinline__ float* partial_row(const MlaParams& params, int slot,
 template <class Traits>
 __device__ __forceinline__ void store_transposed(uint8_t* staging, const MlaParams& params, const MlaMessage& message,
                                                  const float (&output)[4][32], const MlaOutputThread& thread) {
-  const int barrier = 2 + thread.half;  // the 128 threads of this warpgroup
+  const int barrier = kOutputGroupBarrier + thread.half;
   const int g = thread.lane >> 2, q = thread.lane & 3;
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
