@@ -1,5 +1,4 @@
-// From a paged cache into the ring of stages. The scores' warps note where the next blocks come from, while they have
-// time; the output's warps, who know first when a stage is free, start the copies.
+// From a paged cache into the ring of stages: where blocks come from, noted while there is time, and the copies.
 #pragma once
 
 #include <cstdint>
@@ -141,7 +140,7 @@ class MlaLoader {
   __device__ MlaLoader(Shared& shared, const MlaMaps& maps, const MlaParams& params)
       : shared_(shared), maps_(maps), params_(params) {}
 
-  // By one warp, a lane a box of tokens.
+  // By one warp.
   __device__ __forceinline__ void load_boxes(const Order& order, int stage, int lane) const {
     if (!order.exists) return;
     uint64_t* full = &shared_.cache_ring.full[stage];
@@ -150,23 +149,35 @@ class MlaLoader {
                                              ::cuda::ptx::space_shared, full, Traits::kTileN * Traits::kRecordBytes);
     }
     __syncwarp();
-    const int row = lane * params_.box_rows;
-    if (row >= Traits::kTileN) return;
-    const int page = order.source[lane], position = order.position;
-    constexpr int kLatentChunk = Traits::LatentTile::kChunkBytes, kRopeChunk = Traits::RopeTile::kChunkBytes;
-#pragma unroll 1
-    for (int chunk = 0; chunk < Traits::LatentTile::kChunks; ++chunk) {
-      copy(shared_.latent[stage] + (chunk * Traits::kTileN + row) * kLatentChunk, maps_.latent,
-           chunk * kLatentChunk / (Traits::kIsE4M3 ? 1 : 2), position, page, full);
+    // The same for all lanes, or the compiler makes each copy a loop over these.
+    const int position = ptx::uniform(order.position);
+    if (params_.box_rows == Traits::kTileN) {
+      const int page = ptx::uniform(order.source[0]);
+      if (lane == 0) {
+        copy(shared_.latent[stage], maps_.latent, position, 0, page, full);
+        copy_rest(stage, 0, position, page, full);
+      }
+      return;
     }
-    copy(shared_.rope[stage] + row * kRopeChunk, maps_.rope, 0, position, page, full);
-    if constexpr (Traits::kTokenScales) copy(scales(stage, row), maps_.scale, 0, position, page, full);
+#pragma unroll 1
+    for (int box = 0, row = 0; row < Traits::kTileN; ++box, row += params_.box_rows) {
+      const int page = ptx::uniform(order.source[box]);
+      if (lane == 0) {
+#pragma unroll 1
+        for (int chunk = 0; chunk < Traits::LatentTile::kChunks; ++chunk) {
+          copy(shared_.latent[stage] + Traits::LatentTile::row_offset(chunk, row), maps_.latent, position, chunk, page,
+               full);
+        }
+        copy_rest(stage, row, position, page, full);
+      }
+      __syncwarp();
+    }
   }
 
-  // By the 8 output warps, 8 tokens each, with zeros where there is none.
+  // By the 4 warps of a scores' warpgroup, 16 tokens each, with zeros where there is none.
   __device__ __forceinline__ void gather(const Order& order, int stage, int warp, int lane) const {
     if (!order.exists) return;
-    const int base = 8 * warp, record = order.source[base + lane % 8];
+    const int base = 16 * warp, record = order.source[base + lane % 16];
     const uint32_t present = __ballot_sync(0xFFFFFFFFu, record >= 0);
     const int page = params_.page_size.divide(max(record, 0));
     const auto own = reinterpret_cast<uintptr_t>(params_.cache + page * params_.page_stride +
@@ -175,7 +186,7 @@ class MlaLoader {
     const uint32_t rope = ptx::shared_address(shared_.rope[stage]);
     constexpr int kPieces = Traits::kRopeBytes / 16;
 #pragma unroll 1
-    for (int t = 0; t < 8; ++t) {
+    for (int t = 0; t < 16; ++t) {
       const auto* source = reinterpret_cast<const uint8_t*>(__shfl_sync(0xFFFFFFFFu, own, t));
       const bool keep = present >> t & 1;
 #pragma unroll
@@ -194,9 +205,15 @@ class MlaLoader {
   }
 
  private:
-  __device__ void copy(void* destination, const CUtensorMap& map, int channel, int position, int page,
-                       uint64_t* full) const {
-    const int32_t coordinates[4] = {channel, position, page, 0};
+  // What follows the latent channels, of a box whose first token is row `row` of the block.
+  __device__ __forceinline__ void copy_rest(int stage, int row, int position, int page, uint64_t* full) const {
+    copy(shared_.rope[stage] + row * Traits::RopeTile::kChunkBytes, maps_.rope, position, 0, page, full);
+    if constexpr (Traits::kTokenScales) copy(scales(stage, row), maps_.scale, position, 0, page, full);
+  }
+
+  __device__ __forceinline__ void copy(void* destination, const CUtensorMap& map, int position, int chunk, int page,
+                                       uint64_t* full) const {
+    const int32_t coordinates[4] = {0, position, chunk, page};
     ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
                                       coordinates, full);
   }

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cuda/ptx>
 
-#include "cuda/sm90/mla_decode/load.h"
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/store.h"
@@ -25,11 +24,11 @@ class MlaOutput {
  public:
   using Shared = typename Traits::Shared;
 
-  __device__ MlaOutput(Shared& shared, const MlaMaps& maps, const MlaParams& params, MlaOutputThread thread)
-      : shared_(shared), params_(params), loader_(shared, maps, params), thread_(thread) {}
+  __device__ MlaOutput(Shared& shared, const MlaParams& params, MlaOutputThread thread)
+      : shared_(shared), params_(params), thread_(thread) {}
 
   __device__ void run() {
-    start();
+    load_first_query();
     while (true) {
       clear();
       int kind;
@@ -41,7 +40,7 @@ class MlaOutput {
         } else {
           add_block(message());
         }
-        refill();
+        release(shared_.cache_ring.empty[cache_.stage()]);
         cache_.advance();
         finish_message();
       }
@@ -52,35 +51,14 @@ class MlaOutput {
   }
 
  private:
-  // The first blocks, and the query of the CTA's first unit, if it has one.
-  __device__ void start() {
+  // The query of the CTA's first unit, if it has one.
+  __device__ void load_first_query() {
     ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
     if (!shared_.any_unit) return;
-#pragma unroll 1
-    for (int block = 0; block < Traits::kStages; ++block) load(block, block);
     const MlaUnit& unit = shared_.walk[0].unit;
-    load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, warp(), thread_.lane);
+    load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
+                                  thread_.lane);
     ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
-  }
-
-  __device__ int warp() const { return 4 * thread_.half + thread_.warp; }  // of 8
-
-  __device__ __forceinline__ void load(int block, int stage) const {
-    const auto& order = shared_.order[block % Traits::kOrders];
-    if (params_.gathers()) {
-      loader_.gather(order, stage, warp(), thread_.lane);
-    } else if (warp() == 0) {
-      loader_.load_boxes(order, stage, thread_.lane);
-    }
-  }
-
-  // Gives up the stage and has the block that comes next loaded into it, once all warps have.
-  __device__ __forceinline__ void refill() const {
-    uint64_t& empty = shared_.cache_ring.empty[cache_.stage()];
-    release(empty);
-    if (!params_.gathers() && warp() != 0) return;
-    wait_barrier(&empty, cache_.parity());
-    load(cache_.count() + Traits::kStages, cache_.stage());
   }
 
   __device__ const MlaMessage& message() const { return shared_.message[probability_.stage()]; }
@@ -206,7 +184,6 @@ class MlaOutput {
 
   Shared& shared_;
   const MlaParams& params_;
-  const MlaLoader<Traits> loader_;
   const MlaOutputThread thread_;
   RingCounter<Traits::kStages> cache_;
   RingCounter<Traits::kBuffers> probability_;

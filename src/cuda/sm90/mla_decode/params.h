@@ -25,7 +25,7 @@ struct IndexView {
 };
 
 struct MlaMaps {
-  CUtensorMap latent, rope, scale;  // dims: channel, position in the page, page, 1
+  CUtensorMap latent, rope, scale;  // dims: channel of a chunk, position in the page, chunk, page
 };
 
 struct MlaParams {

@@ -34,41 +34,47 @@ class MlaProducts {
   __device__ void meet_group() const { ptx::named_barrier_sync<128>(kScoresGroupBarrier + group()); }
 
   // Scores of a block of `tokens` tokens, which is there. Where tokens have scales, the sum is multiplied with those of a
-  // group of channels behind its products, so that the next group's and the RoPE channels' go on top.
-  __device__ __forceinline__ void multiply(MlaScoreTile& scores, int stage, int tokens) const {
+  // group of channels behind its products, so that the next group's and the RoPE channels' go on top. Behind the first
+  // products `meanwhile` runs, behind the last ones `prefetch`.
+  template <class Meanwhile, class Prefetch>
+  __device__ __forceinline__ void multiply(MlaScoreTile& scores, int stage, int tokens, Meanwhile meanwhile,
+                                           Prefetch prefetch) const {
 #pragma unroll
     for (int part = 0; part < Traits::kGroups; ++part) {
       ptx::wgmma_fence();
       issue_latent(scores, stage, part);
       if constexpr (Traits::kTokenScales) {
         ptx::wgmma_commit();
-        if (part == 0) prepare_factors<Traits>(shared_, stage, tokens, group(), warp(), lane());
+        if (part == 0) {
+          prepare_factors<Traits>(shared_, stage, tokens, group(), warp(), lane());
+          meanwhile();
+          meet_group();  // the factors are there
+        }
+        float4 scale[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scale[i] = *reinterpret_cast<const float4*>(&shared_.scales[stage][i][16 * part + 4 * (lane() & 3)]);
+        }
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
-        if (part == 0) meet_group();  // the factors are there
-        scale(scores, stage, part);
+#pragma unroll
+        for (int r = 0; r < 32; ++r) {
+          const float4& factor = scale[r / 8];
+          const float low = r % 8 < 4 ? factor.x : factor.z, high = r % 8 < 4 ? factor.y : factor.w;
+          scores[r] *= r % 2 == 0 ? low : high;
+        }
       }
     }
     if constexpr (Traits::kTokenScales) ptx::wgmma_fence();
     issue_rope(scores, stage);
     ptx::wgmma_commit();
+    if constexpr (!Traits::kTokenScales) meanwhile();
+    prefetch();
     ptx::wgmma_wait<0>();
     ptx::pin(scores);
   }
 
  private:
-  __device__ __forceinline__ void scale(MlaScoreTile& scores, int stage, int part) const {
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float4 scale = *reinterpret_cast<const float4*>(&shared_.scales[stage][j / 2][16 * part + 4 * (lane() & 3)]);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        scores[4 * j + r] *= r % 2 == 0 ? scale.x : scale.y;
-        scores[4 * j + 4 + r] *= r % 2 == 0 ? scale.z : scale.w;
-      }
-    }
-  }
-
   // Products of a group of latent channels.
   __device__ __forceinline__ void issue_latent(MlaScoreTile& scores, int stage, int part) const {
     using Tile = typename Traits::LatentTile;

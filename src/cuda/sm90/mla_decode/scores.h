@@ -26,22 +26,20 @@ class MlaScores : MlaProducts<Traits> {
   using Shared = typename Traits::Shared;
 
   // warp: of the 8 of both warpgroups.
-  __device__ MlaScores(Shared& shared, const MlaParams& params, int warp, int lane)
-      : Products(shared, warp, lane), params_(params) {}
+  __device__ MlaScores(Shared& shared, const MlaMaps& maps, const MlaParams& params, int warp, int lane)
+      : Products(shared, warp, lane), params_(params), loader_(shared, maps, params) {}
 
   __device__ void run() {
     note_split({.first_team = -1});
     walk().start(shared_.plan);
     bool more = walk().next();
-    if (warp() == 0) orders().start();
-    if (group() == 0 && warp() == 0) {
-      for (int block = 0; block < Traits::kOrderLead; ++block) orders().note(block, lane(), true);
-      if (lane() == 0) shared_.any_unit = more;
-    }
+    if (group() == 0 && warp() == 0 && lane() == 0) shared_.any_unit = more;
     if (group() == 0 && lane() < 16) shared_.maximum[16 * warp() + lane()] = -INFINITY;
     // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
     // once.
-    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);            // they may look at the unit and the orders
+    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);  // they may look at the unit
+    if (warp() == 0) orders().start();
+    if (group() == 0) load_first_blocks();
     if (more) ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);  // they are done
     while (more) {
       if (walk().split().first_team >= 0) note_split(walk().split());
@@ -79,14 +77,57 @@ class MlaScores : MlaProducts<Traits> {
     ptx::named_barrier_sync<256>(kScoresBarrier);
   }
 
+  __device__ void load_first_blocks() {
+    if (warp() == 0) {
+#pragma unroll 1
+      for (int block = 0; block < Traits::kStages; ++block) {
+        orders().note(block, lane(), true);
+        if (!params_.gathers()) loader_.load_boxes(shared_.order[block], block, lane());
+      }
+    }
+    if (!params_.gathers()) return;
+    meet_group();  // all sources are noted
+#pragma unroll 1
+    for (int block = 0; block < Traits::kStages; ++block) loader_.gather(shared_.order[block], block, warp(), lane());
+  }
+
+  // Once the output is done with block `done` of the CTA, the one that comes into its stage.
+  __device__ __forceinline__ void wait_for_output(int done) const {
+    wait_barrier(&shared_.cache_ring.empty[done % Traits::kStages], done / Traits::kStages & 1);
+  }
+  __device__ const auto& order_behind(int done) const {
+    return shared_.order[(done + Traits::kStages) % Traits::kOrders];
+  }
+
+  // By TMA, with four stages the block after the next one, in the midst of a block: the output should be done with the
+  // block before the last one. With two stages there is no room before this block is to be multiplied.
+  __device__ __forceinline__ void load_boxes_ahead() const {
+    const int done = cache_.count() - 2;
+    if (params_.gathers() || done < 0 || warp() != 0) return;
+    wait_for_output(done);
+    loader_.load_boxes(order_behind(done), done % Traits::kStages, lane());
+  }
+
+  // Gathering takes registers, which are free before a block, and time: of two stages this block, of four the next.
+  __device__ __forceinline__ void gather_ahead() const {
+    if (!params_.gathers()) return;
+    meet_group();  // the sources are noted
+    const int done = cache_.count() - (Traits::kStages == 2 ? 2 : 3);
+    if (done < 0) return;
+    wait_for_output(done);
+    loader_.gather(order_behind(done), done % Traits::kStages, warp(), lane());
+  }
+
   // Every message is a turn, and turns alternate: each block's probabilities, and the end of each unit.
   __device__ bool has_turn() const { return (turn_.count() & 1) == group(); }
 
   __device__ void compute(const MlaUnit& unit) {
     softmax_.reset();
+    // Blocks before this one are seen by all rows.
+    const int seen = params_.sparse ? 0 : visible_end(unit, 0) / Traits::kTileN;
 #pragma unroll 1
     for (int block = unit.first; block < unit.last; ++block) {
-      if (has_turn()) step(unit, block);
+      if (has_turn()) step(unit, block, block < seen);
       turn_.advance();
       cache_.advance();
     }
@@ -95,17 +136,27 @@ class MlaScores : MlaProducts<Traits> {
   }
 
   // From a block's keys to its probabilities.
-  __device__ __forceinline__ void step(const MlaUnit& unit, int block) {
+  __device__ __forceinline__ void step(const MlaUnit& unit, int block, bool all_seen) {
     const int stage = cache_.stage();
     const int tokens = min(unit.length - block * Traits::kTileN, Traits::kTileN);
+    gather_ahead();
+    if constexpr (Traits::kStages == 2) load_boxes_ahead();
     receive_block(stage, tokens);
     Logits logits;
-    this->multiply(logits, stage, tokens);
-    make_logits(logits);
-    if (params_.sparse || (block + 1) * Traits::kTileN > visible_end(unit, 0)) hide(logits, unit, block);
+    float multiplier[2];
+    float4 log2_scale[4];
+    this->multiply(
+        logits, stage, tokens,
+        [&] {
+          if (warp() == 0) orders().note(cache_.count() + Traits::kStages, lane(), group() == 0);
+        },
+        [&] { load_row_factors(multiplier, log2_scale); });
+    make_logits(logits, multiplier, log2_scale);
+    if (!all_seen) hide(logits, unit, block);
     float rescale[2];
     const bool last = block + 1 == unit.last;
     const bool rescales = take_maxima(logits, rescale, !last);
+    if constexpr (Traits::kStages > 2) load_boxes_ahead();
     uint32_t words[kWords];
     make_probabilities(logits, words);
     if (last) leave_sums();
@@ -118,7 +169,6 @@ class MlaScores : MlaProducts<Traits> {
     store_probabilities(words, stage);
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // wgmma reads the probabilities
     send(MlaMessage::kBlock);
-    if (warp() == 0) orders().note(cache_.count() + Traits::kOrderLead, lane(), group() == 0);
   }
 
   // Waits for a block.
@@ -145,24 +195,28 @@ class MlaScores : MlaProducts<Traits> {
     }
   }
 
-  // From scores to octaves: logit * log2 e, plus the logarithm of the token's scale.
-  __device__ __forceinline__ void make_logits(Logits& logits) const {
-    const float multiplier[2] = {shared_.query_scale[row(0)], shared_.query_scale[row(1)]};
+  __device__ __forceinline__ void load_row_factors(float (&multiplier)[2], float4 (&log2_scale)[4]) const {
+    multiplier[0] = shared_.query_scale[row(0)];
+    multiplier[1] = shared_.query_scale[row(1)];
+    if constexpr (Traits::kTokenScales) {
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      float4 log2_scale;
-      if constexpr (Traits::kTokenScales) {
-        log2_scale = *reinterpret_cast<const float4*>(shared_.factors[group()][j / 2].log2_scale[lane() & 3]);
+      for (int i = 0; i < 4; ++i) {
+        log2_scale[i] = *reinterpret_cast<const float4*>(shared_.factors[group()][i].log2_scale[lane() & 3]);
       }
+    }
+  }
+
+  // From scores to octaves: logit * log2 e, plus the logarithm of the token's scale.
+  __device__ __forceinline__ void make_logits(Logits& logits, const float (&multiplier)[2],
+                                              const float4 (&log2_scale)[4]) const {
 #pragma unroll
-      for (int r = 0; r < 8; ++r) {
-        float& logit = logits[4 * j + r];
-        if constexpr (Traits::kTokenScales) {
-          const float low = r < 4 ? log2_scale.x : log2_scale.z, high = r < 4 ? log2_scale.y : log2_scale.w;
-          logit = fmaf(logit, multiplier[r / 2 % 2], r % 2 == 0 ? low : high);
-        } else {
-          logit *= multiplier[r / 2 % 2];
-        }
+    for (int r = 0; r < 32; ++r) {
+      if constexpr (Traits::kTokenScales) {
+        const float4& offset = log2_scale[r / 8];
+        const float low = r % 8 < 4 ? offset.x : offset.z, high = r % 8 < 4 ? offset.y : offset.w;
+        logits[r] = fmaf(logits[r], multiplier[r / 2 % 2], r % 2 == 0 ? low : high);
+      } else {
+        logits[r] *= multiplier[r / 2 % 2];
       }
     }
   }
@@ -350,6 +404,7 @@ class MlaScores : MlaProducts<Traits> {
   __device__ int row(int i) const { return 16 * warp() + (lane() >> 2) + 8 * i; }
 
   const MlaParams& params_;
+  const MlaLoader<Traits> loader_;
   RingCounter<Traits::kBuffers> turn_;  // turns passed, those of the other warpgroup included
   RingCounter<Traits::kStages> cache_;  // the same of blocks
   MlaSoftmax<Traits> softmax_;

@@ -62,10 +62,10 @@ struct MlaTraits {
   static_assert(kTileM == kTileN);
 
   static constexpr int kStages = kIsE4M3 ? 4 : 2;
-  // Sources of blocks are noted behind the scores of the block this many before, two blocks before they are loaded.
-  static constexpr int kOrderLead = kStages + 2, kOrders = kOrderLead;
-  static constexpr int kPresentWords = 8;  // kept longer: until the scores are made
-  static_assert(kPresentWords > kOrderLead);
+  // Blocks whose sources are noted at a time.
+  static constexpr int kOrders = 4;
+  static_assert(kOrders >= kStages);
+  static constexpr int kPresentWords = 8;  // the same of `present`, which is kept until the scores are made
   // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for.
   static constexpr int kBuffers = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kTensor ? 2 : 1;
   // The output of 32 heads by 64 channels on its way to global memory, for each of the two warpgroups. With kToken128
@@ -108,9 +108,9 @@ struct MlaTraits {
     float maximum[kTileM];  // largest logit of a row so far, in octaves
     // At the end of a unit: what the warpgroup of its last block has of the denominators. Before, of make_plan().
     alignas(8) float sum[kTileM];
-    // full: one arrival and the bytes of TMA, or, where blocks are gathered, the 256 threads of the output, when their
-    // copies are there. empty: the 8 output warps, which are done with a stage after the scores, whose probabilities
-    // they need.
+    // full: one arrival and the bytes of TMA, or, where blocks are gathered, the 128 threads of a scores' warpgroup, when
+    // their copies are there. empty: the 8 output warps, which are done with a stage after the scores, whose
+    // probabilities they need.
     RingBarriers<kStages> cache_ring;
     RingBarriers<kBuffers> probability_ring;  // full: the 4 warps of a scores' warpgroup; empty: the 8 output warps
     uint64_t turn[2][4];                      // a warp of one scores' warpgroup -> its neighbour in the other
