@@ -1,4 +1,4 @@
-// From a paged cache into the ring of stages: where blocks come from, noted while there is time, and the copies.
+// From a paged cache into the ring of stages: the block that comes next, and its copies.
 #pragma once
 
 #include <cstdint>
@@ -13,61 +13,91 @@
 
 namespace fp8attn::cuda {
 
-// Notes the sources of the CTA's blocks in their order. One warp.
+// Looks for blocks that the CTA comes to later. One warp.
 template <class Traits>
-class MlaOrders {
+class MlaAhead {
  public:
   using Shared = typename Traits::Shared;
 
-  __device__ MlaOrders(Shared& shared, const MlaParams& params, MlaOrderState& state)
+  __device__ MlaAhead(Shared& shared, const MlaParams& params, MlaAheadState& state)
       : shared_(shared), params_(params), state_(state), walk_(params, state.walk) {}
 
-  // To before the first block.
-  __device__ void start() {
-    walk_.start(shared_.plan);
-    state_.number = -1;
-    state_.block = -1;
-    state_.exists = true;
+  // To the first block of the unit at which `walk` stands, if it `exists`.
+  __device__ void start(const MlaWalkState& walk, bool exists) {
+    state_.walk = walk;
+    state_.number = 0;
+    state_.block = walk.unit.first;
+    state_.exists = exists;
+    state_.sequence = -1;
     __syncwarp();
+    // The unit may have no block.
+    if (exists && walk.unit.first == walk.unit.last) next_unit();
   }
 
-  // Of block `number` of the CTA. Numbers rise. prefetches: the queries of units that begin.
-  __device__ void note(int number, int lane, bool prefetches) {
-    auto& order = shared_.order[number % Traits::kOrders];
-    const bool exists = advance(number, lane, prefetches);
-    if (exists) {
-      if (params_.gathers()) {
-        note_records(order, shared_.present[number % Traits::kPresentWords], lane);
-      } else {
-        note_boxes(order, lane);
-      }
-    }
-    if (lane == 0) order.exists = exists;
-    __syncwarp();
-  }
-
- private:
-  // To block `number`, if there is one.
+  // To block `number` of the CTA; numbers rise. False where there is none. prefetches: the queries of units that begin.
   __device__ bool advance(int number, int lane, bool prefetches) {
     bool exists = state_.exists;
-    int block = state_.block;
-    for (int at = state_.number; exists && at < number; ++at) {
-      if (++block > 0 && block < walk_.unit().last) continue;
-      do {
-        exists = walk_.next();
-      } while (exists && walk_.unit().first == walk_.unit().last);
-      if (!exists) break;
+    int block = state_.block, left = number - state_.number;
+    while (exists && left >= walk_.unit().last - block) {
+      left -= walk_.unit().last - block;
+      exists = next_unit();
       block = walk_.unit().first;
-      if (prefetches && at >= 0) prefetch_query(lane);
+      if (exists && prefetches) prefetch_query(lane);
     }
     __syncwarp();
     if (lane == 0) {
       state_.number = number;
-      state_.block = block;
+      state_.block = block + left;
       state_.exists = exists;
     }
     __syncwarp();
     return exists;
+  }
+  __device__ bool exists() const { return state_.exists; }
+  __device__ const MlaUnit& unit() const { return walk_.unit(); }
+  __device__ int block() const { return state_.block; }
+
+  // Notes the sources of block `number`, which is to be gathered.
+  __device__ void note(int number, int lane, bool prefetches) {
+    auto& order = shared_.order[number % Traits::kOrders];
+    const bool exists = advance(number, lane, prefetches);
+    if (exists) note_records(order, shared_.present[number % Traits::kPresentWords], lane);
+    if (lane == 0) order.exists = exists;
+    __syncwarp();
+  }
+
+  // The page of a sequence's entry of the block table. Neighbouring ones are fetched along.
+  __device__ int page(const MlaUnit& unit, int index, int lane) {
+    const int chunk = index / 32;
+    if (state_.sequence != unit.sequence || state_.chunk != chunk) fetch(unit, chunk, lane);
+    return state_.page[index % 32];
+  }
+
+ private:
+  __device__ bool next_unit() {
+    bool exists;
+    do {
+      exists = walk_.next();
+    } while (exists && walk_.unit().first == walk_.unit().last);
+    if (threadIdx.x % 32 == 0) {
+      state_.exists = exists;
+      state_.block = walk_.unit().first;
+    }
+    __syncwarp();
+    return exists;
+  }
+
+  __device__ void fetch(const MlaUnit& unit, int chunk, int lane) {
+    const int index = 32 * chunk + lane;
+    // Entries behind the last token are not read.
+    const int page = index <= params_.page_size.divide(unit.length - 1) ? page_at(unit.sequence, index) : -1;
+    __syncwarp();
+    state_.page[lane] = page;
+    if (lane == 0) {
+      state_.sequence = unit.sequence;
+      state_.chunk = chunk;
+    }
+    __syncwarp();
   }
 
   // The query of the unit into the L2 cache.
@@ -79,16 +109,6 @@ class MlaOrders {
       const uint8_t* address = params_.query_row(unit.sequence, row);
       for (int offset = 0; offset < bytes; offset += 128) ptx::prefetch(address + offset);
     }
-  }
-
-  // A lane a box. Table entries behind the last token are not read.
-  __device__ void note_boxes(typename Traits::Order& order, int lane) const {
-    if (lane * params_.box_rows >= Traits::kTileN) return;
-    const MlaUnit& unit = walk_.unit();
-    const int token = state_.block * Traits::kTileN + lane * params_.box_rows;
-    const int index = params_.page_size.divide(token);
-    if (lane == 0) order.position = token - index * params_.page_size.divisor();
-    order.source[lane] = token < unit.length ? page_at(unit.sequence, index) : -1;
   }
 
   __device__ void note_records(typename Traits::Order& order, uint32_t (&present)[2], int lane) const {
@@ -126,7 +146,7 @@ class MlaOrders {
 
   Shared& shared_;
   const MlaParams& params_;
-  MlaOrderState& state_;
+  MlaAheadState& state_;
   MlaWalk walk_;
 };
 
@@ -140,19 +160,21 @@ class MlaLoader {
   __device__ MlaLoader(Shared& shared, const MlaMaps& maps, const MlaParams& params)
       : shared_(shared), maps_(maps), params_(params) {}
 
-  // By one warp.
-  __device__ __forceinline__ void load_boxes(const Order& order, int stage, int lane) const {
-    if (!order.exists) return;
+  // Block `block` of a unit, by one warp.
+  __device__ __forceinline__ void load_boxes(MlaAhead<Traits> ahead, const MlaUnit& unit, int block, int stage,
+                                             int lane) const {
     uint64_t* full = &shared_.cache_ring.full[stage];
     if (lane == 0) {
       ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                              ::cuda::ptx::space_shared, full, Traits::kTileN * Traits::kRecordBytes);
     }
     __syncwarp();
+    const int token = block * Traits::kTileN;
+    int index = params_.page_size.divide(token);
     // The same for all lanes, or the compiler makes each copy a loop over these.
-    const int position = ptx::uniform(order.position);
+    const int position = ptx::uniform(token - index * params_.page_size.divisor());
     if (params_.box_rows == Traits::kTileN) {
-      const int page = ptx::uniform(order.source[0]);
+      const int page = ptx::uniform(ahead.page(unit, index, lane));
       if (lane == 0) {
         copy(shared_.latent[stage], maps_.latent, position, 0, page, full);
         copy_rest(stage, 0, position, page, full);
@@ -160,8 +182,8 @@ class MlaLoader {
       return;
     }
 #pragma unroll 1
-    for (int box = 0, row = 0; row < Traits::kTileN; ++box, row += params_.box_rows) {
-      const int page = ptx::uniform(order.source[box]);
+    for (int row = 0; row < Traits::kTileN; ++index, row += params_.box_rows) {
+      const int page = ptx::uniform(ahead.page(unit, index, lane));
       if (lane == 0) {
 #pragma unroll 1
         for (int chunk = 0; chunk < Traits::LatentTile::kChunks; ++chunk) {

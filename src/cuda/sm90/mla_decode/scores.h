@@ -38,7 +38,7 @@ class MlaScores : MlaProducts<Traits> {
     // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
     // once.
     ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);  // they may look at the unit
-    if (warp() == 0) orders().start();
+    if (warp() == 0) ahead().start(shared_.walk[ptx::launder(warp_)], more);
     if (group() == 0) load_first_blocks();
     if (more) ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);  // they are done
     while (more) {
@@ -81,8 +81,11 @@ class MlaScores : MlaProducts<Traits> {
     if (warp() == 0) {
 #pragma unroll 1
       for (int block = 0; block < Traits::kStages; ++block) {
-        orders().note(block, lane(), true);
-        if (!params_.gathers()) loader_.load_boxes(shared_.order[block], block, lane());
+        if (params_.gathers()) {
+          ahead().note(block, lane(), true);
+        } else if (ahead().advance(block, lane(), true)) {
+          loader_.load_boxes(ahead(), ahead().unit(), ahead().block(), block, lane());
+        }
       }
     }
     if (!params_.gathers()) return;
@@ -91,21 +94,27 @@ class MlaScores : MlaProducts<Traits> {
     for (int block = 0; block < Traits::kStages; ++block) loader_.gather(shared_.order[block], block, warp(), lane());
   }
 
-  // Once the output is done with block `done` of the CTA, the one that comes into its stage.
   __device__ __forceinline__ void wait_for_output(int done) const {
     wait_barrier(&shared_.cache_ring.empty[done % Traits::kStages], done / Traits::kStages & 1);
   }
-  __device__ const auto& order_behind(int done) const {
-    return shared_.order[(done + Traits::kStages) % Traits::kOrders];
+
+  // The block that load_boxes_ahead() is to load, if it belongs to another unit: there are registers for that now.
+  static constexpr int kLead = Traits::kStages - 2;
+  __device__ __forceinline__ void look_ahead(const MlaUnit& unit, int block) const {
+    if (kLead == 0 || block + kLead < unit.last || params_.gathers() || warp() != 0) return;
+    ahead().advance(cache_.count() + kLead, lane(), group() == 0);
   }
 
-  // By TMA, with four stages the block after the next one, in the midst of a block: the output should be done with the
-  // block before the last one. With two stages there is no room before this block is to be multiplied.
-  __device__ __forceinline__ void load_boxes_ahead() const {
+  // In the midst of a block the output should be done with the block before the last one: into its stage, by TMA, comes
+  // the one after the next if there are four stages. If there are two it is this block.
+  __device__ __forceinline__ void load_boxes_ahead(const MlaUnit& unit, int block) const {
     const int done = cache_.count() - 2;
     if (params_.gathers() || done < 0 || warp() != 0) return;
+    const bool same_unit = kLead == 0 || block + kLead < unit.last;
+    if (!same_unit && !ahead().exists()) return;
     wait_for_output(done);
-    loader_.load_boxes(order_behind(done), done % Traits::kStages, lane());
+    loader_.load_boxes(ahead(), same_unit ? unit : ahead().unit(), same_unit ? block + kLead : ahead().block(),
+                       done % Traits::kStages, lane());
   }
 
   // Gathering takes registers, which are free before a block, and time: of two stages this block, of four the next.
@@ -115,7 +124,7 @@ class MlaScores : MlaProducts<Traits> {
     const int done = cache_.count() - (Traits::kStages == 2 ? 2 : 3);
     if (done < 0) return;
     wait_for_output(done);
-    loader_.gather(order_behind(done), done % Traits::kStages, warp(), lane());
+    loader_.gather(shared_.order[(done + Traits::kStages) % Traits::kOrders], done % Traits::kStages, warp(), lane());
   }
 
   // Every message is a turn, and turns alternate: each block's probabilities, and the end of each unit.
@@ -140,7 +149,8 @@ class MlaScores : MlaProducts<Traits> {
     const int stage = cache_.stage();
     const int tokens = min(unit.length - block * Traits::kTileN, Traits::kTileN);
     gather_ahead();
-    if constexpr (Traits::kStages == 2) load_boxes_ahead();
+    look_ahead(unit, block);
+    if constexpr (Traits::kStages == 2) load_boxes_ahead(unit, block);
     receive_block(stage, tokens);
     Logits logits;
     float multiplier[2];
@@ -148,7 +158,9 @@ class MlaScores : MlaProducts<Traits> {
     this->multiply(
         logits, stage, tokens,
         [&] {
-          if (warp() == 0) orders().note(cache_.count() + Traits::kStages, lane(), group() == 0);
+          if (params_.gathers() && warp() == 0) {
+            ahead().note(cache_.count() + Traits::kStages, lane(), group() == 0);
+          }
         },
         [&] { load_row_factors(multiplier, log2_scale); });
     make_logits(logits, multiplier, log2_scale);
@@ -156,7 +168,7 @@ class MlaScores : MlaProducts<Traits> {
     float rescale[2];
     const bool last = block + 1 == unit.last;
     const bool rescales = take_maxima(logits, rescale, !last);
-    if constexpr (Traits::kStages > 2) load_boxes_ahead();
+    if constexpr (Traits::kStages > 2) load_boxes_ahead(unit, block);
     uint32_t words[kWords];
     make_probabilities(logits, words);
     if (last) leave_sums();
@@ -399,7 +411,7 @@ class MlaScores : MlaProducts<Traits> {
   }
 
   __device__ MlaWalk walk() { return {params_, shared_.walk[ptx::launder(warp_)]}; }
-  __device__ MlaOrders<Traits> orders() { return {shared_, params_, shared_.ahead[group()]}; }
+  __device__ MlaAhead<Traits> ahead() const { return {shared_, params_, shared_.ahead[group()]}; }
 
   __device__ int row(int i) const { return 16 * warp() + (lane() >> 2) + 8 * i; }
 

@@ -28,11 +28,14 @@ struct MlaMessage {
   alignas(16) int rescales[4];  // kBlock: whether any factor of a scores' warp is not 1
 };
 
-// Where a warp that notes the sources of blocks stands. In shared memory: there are no registers to spare.
-struct MlaOrderState {
+// Where a warp that looks ahead for blocks to load stands. In shared memory: there are no registers to spare.
+struct MlaAheadState {
   MlaWalkState walk;
-  int number, block;  // of the block that was noted last, in the CTA and in its sequence
+  int number, block;  // of the block that was looked for last, in the CTA and in its sequence
   bool exists;
+  // TMA: entries 32 chunk to 32 chunk + 31 of a sequence's block table. -1: not a page, or not one of the sequence's.
+  int sequence, chunk;
+  int page[32];
 };
 
 template <CacheFormat kFormat_>
@@ -63,8 +66,7 @@ struct MlaTraits {
 
   static constexpr int kStages = kIsE4M3 ? 4 : 2;
   // Blocks whose sources are noted at a time.
-  static constexpr int kOrders = 4;
-  static_assert(kOrders >= kStages);
+  static constexpr int kOrders = kStages == 2 ? 3 : 4;
   static constexpr int kPresentWords = 8;  // the same of `present`, which is kept until the scores are made
   // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for.
   static constexpr int kBuffers = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kTensor ? 2 : 1;
@@ -79,12 +81,10 @@ struct MlaTraits {
     float inverse_scale[4][2][2];  // takes it back for the denominator
   };
 
-  // Where a block comes from.
+  // Where a gathered block comes from.
   struct alignas(16) Order {
-    // TMA: the page of each box. Gathered: the record of each token, page * page size + position. -1: zeros.
-    int source[kTileN];
-    int position;  // TMA: of the first token in its page
-    bool exists;   // false behind the last block
+    int source[kTileN];  // the record of each token, page * page size + position. -1: zeros
+    bool exists;         // false behind the last block
   };
 
   struct Shared {
@@ -117,7 +117,7 @@ struct MlaTraits {
     MlaPlan plan;
     bool any_unit;          // whether this CTA has one
     MlaWalkState walk[8];   // of the scores' warps
-    MlaOrderState ahead[2];  // of the first warp of either scores' warpgroup, which notes the blocks to load
+    MlaAheadState ahead[2];  // of the first warp of either scores' warpgroup
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");
