@@ -9,7 +9,6 @@
 #include <random>
 
 #include "cli/bench_data.h"
-#include "cli/cuda_device.h"
 #include "cli/mla_study.h"
 
 namespace fp8attn::cli {
@@ -119,7 +118,7 @@ MlaBenchCall::MlaBenchCall(const MlaBenchCase& item, const AttentionOptions& opt
   std::memcpy(scale_host_.bytes.data(), &kScale, sizeof kScale);
   scale_ = DeviceTensor::copy_of(scale_host_, options.device);
   tile_ = random_records(item.format, std::min(kTileTokens, item.batch * pages_of(item) * item.page_size), scale_host_);
-  fill_cache();
+  fill(cache_, tile_);
   make_tables();
   problem_.q = q_.view();
   problem_.cache = cache_.view();
@@ -134,20 +133,6 @@ MlaBenchCall::MlaBenchCall(const MlaBenchCase& item, const AttentionOptions& opt
   }
   if (item.format == CacheFormat::kTensor) problem_.cache_scale = scale_.view();
   problem_.cpu_arithmetic = options.arithmetic;
-}
-
-void MlaBenchCall::fill_cache() {
-  const MutableTensorView cache = cache_.view();
-  const auto bytes = static_cast<std::size_t>(cache.count() * size_of(cache.dtype));
-  for (std::size_t at = 0; at < bytes; at += tile_.bytes.size()) {
-    auto* target = static_cast<std::byte*>(cache.data) + at;
-    const std::size_t count = std::min(tile_.bytes.size(), bytes - at);
-    if (options_.device.kind == DeviceKind::kCuda) {
-      cuda_copy_to_device(options_.device.index, target, tile_.bytes.data(), count);
-    } else {
-      std::memcpy(target, tile_.bytes.data(), count);
-    }
-  }
 }
 
 void MlaBenchCall::make_tables() {

@@ -63,13 +63,20 @@ DeviceTensor DeviceTensor::copy_of(const HostTensor& tensor, Device device) {
 }
 
 HostTensor DeviceTensor::to_host() const {
-  HostTensor tensor(dtype_, shape_);
+  HostTensor tensor = to_host(0, element_count(shape_));
+  tensor.shape = shape_;
+  return tensor;
+}
+
+HostTensor DeviceTensor::to_host(std::int64_t first, std::int64_t count) const {
+  HostTensor tensor(dtype_, {count});
   if (tensor.bytes.empty()) return tensor;
+  const std::byte* source = static_cast<const std::byte*>(memory_.get()) + first * size_of(dtype_);
   if (device_.kind == DeviceKind::kCuda) {
     cuda_synchronize(device_.index);
-    cuda_copy_to_host(device_.index, tensor.bytes.data(), memory_.get(), tensor.bytes.size());
+    cuda_copy_to_host(device_.index, tensor.bytes.data(), source, tensor.bytes.size());
   } else {
-    std::memcpy(tensor.bytes.data(), memory_.get(), tensor.bytes.size());
+    std::memcpy(tensor.bytes.data(), source, tensor.bytes.size());
   }
   return tensor;
 }

@@ -19,8 +19,9 @@ class DeviceTensor {
   DeviceTensor(Device device, DType dtype, std::vector<std::int64_t> shape);
   static DeviceTensor copy_of(const HostTensor& tensor, Device device);
 
-  // Waits for the device first.
+  // Wait for the device first. With arguments: `count` elements from element `first` on.
   HostTensor to_host() const;
+  HostTensor to_host(std::int64_t first, std::int64_t count) const;
   MutableTensorView view() const;
 
  private:
