@@ -43,7 +43,6 @@ class MlaBenchCall {
   double error() const;
 
  private:
-  void fill_cache();
   void make_tables();
   HostTensor first_sequence() const;
 

@@ -72,6 +72,10 @@ HostTensor DeviceTensor::to_host(std::int64_t begin, std::int64_t count) const {
   return bytes_to_host(shape, offset);
 }
 
+HostTensor DeviceTensor::elements_to_host(std::int64_t first, std::int64_t count) const {
+  return bytes_to_host({count}, static_cast<std::size_t>(first * size_of(dtype_)));
+}
+
 HostTensor DeviceTensor::bytes_to_host(std::vector<std::int64_t> shape, std::size_t offset) const {
   HostTensor tensor(dtype_, std::move(shape));
   if (tensor.bytes.empty()) return tensor;

@@ -23,6 +23,8 @@ class DeviceTensor {
   HostTensor to_host() const;
   // Entries [begin, begin + count) of the first dim.
   HostTensor to_host(std::int64_t begin, std::int64_t count) const;
+  // `count` elements from element `first` on, as a vector.
+  HostTensor elements_to_host(std::int64_t first, std::int64_t count) const;
   MutableTensorView view() const;
 
  private:
