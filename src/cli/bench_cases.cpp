@@ -197,11 +197,12 @@ class CaseParser {
     return DType::kE4M3;
   }
   std::int64_t window_left() const {
-    if (!values_.contains("window_left") || values_["window_left"] == -1) return -1;
-    if (!values_["window_left"].is_number_unsigned() || values_["window_left"] > kMost) {
-      fail("window_left", fmt::format("a number of keys, at most {}, or -1 for no limit", kMost));
-    }
-    return values_["window_left"].get<std::int64_t>();
+    if (!values_.contains("window_left")) return -1;
+    const json& value = values_["window_left"];
+    // Of JSON's unsigned integers one equals -1.
+    const bool good = value.is_number_unsigned() ? value <= kMost : value.is_number_integer() && value == -1;
+    if (!good) fail("window_left", fmt::format("a number of keys, at most {}, or -1 for no limit", kMost));
+    return value.get<std::int64_t>();
   }
   std::string recipe() const {
     const std::string name = string("recipe", "");
