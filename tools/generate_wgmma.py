@@ -16,14 +16,15 @@ SHAPES = [
     ("e4m3", "f32", 88, "registers", False, (*CHAIN, "again")),  # P V with columns of ones, a third of d_v = 256
     ("e4m3", "f32", 136, "registers", False, CHAIN),            # P V with columns of ones, d_v = 128
     ("e4m3", "f32", 256, "shared", False, ("add",)),            # the yardstick of the benchmark
-    ("e4m3", "f32", 64, "shared", False, CHAIN),                # MLA: scores
+    ("e4m3", "f16", 64, "shared", False, ("again", "add")),     # MLA: latent scores
     ("e4m3", "f32", 32, "registers", False, ("again", "add")),  # MLA: V P
-    ("e4m3", "f32", 64, "registers", False, ("again", "add")),  # MLA: V P
     ("bf16", "f32", 128, "shared", True, ("add",)),             # MLA: P V of a bf16 cache
 ]
 for dtype in ("bf16", "f16"):
+    # MLA has scores of 64 columns too, with a RoPE part in bf16.
+    scores_64 = (*CHAIN, "again") if dtype == "bf16" else CHAIN
     SHAPES += [
-        (dtype, "f32", 64, "shared", False, CHAIN),         # scores, d_qk = 256; bf16: MLA
+        (dtype, "f32", 64, "shared", False, scores_64),     # scores, d_qk = 256
         (dtype, "f32", 128, "shared", False, CHAIN),        # scores
         (dtype, "f32", 64, "registers", True, ("add",)),    # P V, d_v = 64
         (dtype, "f32", 128, "registers", True, ("add",)),   # P V, d_v = 128

@@ -72,7 +72,6 @@ __global__ void __launch_bounds__(kCombineThreads) mla_combine_kernel(const __gr
   __shared__ int16_t continuing[kMaxTeams];  // teams whose unit was begun by the team before: the second of its parts
   __shared__ int count;
   const MlaSchedule& schedule = params.schedule;
-  ptx::launch_dependents();
   ptx::wait_for_previous_grid();
   if (threadIdx.x < 32) {
     int found = 0;

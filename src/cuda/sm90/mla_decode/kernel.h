@@ -1,4 +1,4 @@
-// The MLA decode kernel: persistent CTAs of two warpgroups for the scores and two for the output.
+// The MLA decode kernel: persistent CTAs of a producer warpgroup, one for scores and two for the output.
 #pragma once
 
 #include <cstdint>
@@ -23,25 +23,34 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(dynamic_shared);
   ptx::launch_dependents();
   if (threadIdx.x == 0) {
-    shared.cache_ring.init(params.gathers() ? 128 : 1, 8);
-    shared.probability_ring.init(4, 8);
-    for (auto& group : shared.turn) {
-      for (uint64_t& turn : group) ::cuda::ptx::mbarrier_init(&turn, 1);
-    }
+    // full: the stage's producer warp, once, and the bytes of TMA. empty: the 8 output warps; they are done with a
+    // stage after the scores' warps, whose probabilities they need.
+    shared.cache_ring.init(1, 8);
+    for (uint64_t& ready : shared.factors_ready) ::cuda::ptx::mbarrier_init(&ready, 1);  // the stage's producer warp
+    shared.probability_ring.init(4, 8);  // the scores' warps; the output warps
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  ptx::wait_for_previous_grid();  // nothing from global memory before this
-  make_plan<Traits::kThreads>(params, shared.plan, reinterpret_cast<int64_t*>(shared.sum));  // all threads meet in it
+  make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch);  // all threads meet in it
 
   // Every role asks for its warp again: a register kept from here on is one too many.
-  if (ptx::uniform_warp() < 8) {
-    ptx::release_registers_down_to<Traits::kScoreRegisters>();
+  const int role = ptx::uniform_warp() / 4;
+  const int lane = threadIdx.x % 32;
+  if (role == 0) {
+    ptx::release_registers_down_to<Traits::kProducerRegisters>();
     const int warp = ptx::uniform_warp();
-    MlaScores<Traits>(shared, maps, params, warp, static_cast<int>(threadIdx.x % 32)).run();
+    if (warp < Traits::kStages) MlaProducer<Traits>(shared, maps, params, warp, lane).run();
+  } else if (role == 1) {
+    // Down to these, or up: the kernel starts with 128.
+    if constexpr (Traits::kScoreRegisters < 128) {
+      ptx::release_registers_down_to<Traits::kScoreRegisters>();
+    } else {
+      ptx::acquire_registers_up_to<Traits::kScoreRegisters>();
+    }
+    MlaScores<Traits>(shared, params, ptx::uniform_warp() - 4, lane).run();
   } else {
     ptx::acquire_registers_up_to<Traits::kOutputRegisters>();
     const int warp = ptx::uniform_warp();
-    MlaOutput<Traits>(shared, params, {warp / 4 - 2, warp % 4, static_cast<int>(threadIdx.x % 32)}).run();
+    MlaOutput<Traits>(shared, params, {warp / 4 - 2, warp % 4, lane}).run();
   }
 }
 

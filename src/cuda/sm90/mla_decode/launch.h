@@ -35,22 +35,19 @@ struct MlaHost {
     const TensorView& cache = problem.cache;
     const auto rows = static_cast<std::uint32_t>(box_rows(problem));
     const std::int64_t element = size_of(cache.dtype);
-    // The part of every record from byte `offset`, `bytes` long, as chunks of `chunk` bytes, `chunks` of them in a box.
-    const auto map = [&](int offset, int bytes, int chunk, std::uint32_t chunks) {
+    // The part of every record from byte `offset`, `bytes` long.
+    const auto map = [&](int offset, int bytes, int chunk) {
       TensorView part = cache;
       part.data = static_cast<const std::uint8_t*>(cache.data) + offset;
       part.rank = 4;
-      part.shape = {cache.shape[0], bytes / chunk, cache.shape[1], chunk / element};
-      part.strides = {cache.strides[0], chunk / element, cache.strides[1], 1};
-      return make_tensor_map(part, {static_cast<std::uint32_t>(chunk / element), rows, chunks, 1}, "cache",
-                             "mla_decode");
+      part.shape = {1, cache.shape[0], cache.shape[1], bytes / element};
+      part.strides = {0, cache.strides[0], cache.strides[1], 1};
+      return make_tensor_map(part, {static_cast<std::uint32_t>(chunk / element), rows, 1, 1}, "cache", "mla_decode");
     };
-    constexpr int kChunk = Traits::LatentTile::kChunkBytes, kRopeAt = Traits::kLatentBytes + Traits::kScaleBytes;
     MlaMaps maps;
-    // Chunks of a box lie behind each other, as they do in the tile if the box has all its rows.
-    maps.latent = map(0, Traits::kLatentBytes, kChunk, rows == Traits::kTileN ? Traits::LatentTile::kChunks : 1);
-    maps.rope = map(kRopeAt, Traits::kRopeBytes, Traits::RopeTile::kChunkBytes, 1);
-    maps.scale = Traits::kTokenScales ? map(Traits::kLatentBytes, Traits::kScaleBytes, Traits::kScaleBytes, 1) : maps.rope;
+    maps.latent = map(0, Traits::kLatentBytes, Traits::LatentTile::kChunkBytes);
+    maps.rope = map(Traits::kLatentBytes + Traits::kScaleBytes, Traits::kRopeBytes, Traits::RopeTile::kChunkBytes);
+    maps.scale = Traits::kTokenScales ? map(Traits::kLatentBytes, Traits::kScaleBytes, Traits::kScaleBytes) : maps.rope;
     return maps;
   }
 
@@ -129,18 +126,19 @@ struct MlaHost {
     const auto kernel = mla_decode_kernel<Traits>;
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), kOperation,
           "cudaFuncSetAttribute");
-    // Each kernel may start before the one before it ends, and waits for that itself.
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = plan.teams * plan.team_size;
     config.blockDim = Traits::kThreads;
     config.dynamicSmemBytes = Traits::kSharedBytes;
     config.stream = stream;
+    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
+
+    // Its CTAs are there when the last of the first kernel's leave.
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &early;
     config.numAttrs = 1;
-    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
     config.gridDim = multiprocessors;
     config.blockDim = kCombineThreads;
     config.dynamicSmemBytes = 0;

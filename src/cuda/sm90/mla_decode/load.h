@@ -1,4 +1,4 @@
-// From a paged cache into the ring of stages: the block that comes next, and its copies.
+// The producer warps: blocks of 64 tokens from a paged cache into the ring of stages. A warp serves one stage.
 #pragma once
 
 #include <cstdint>
@@ -8,249 +8,207 @@
 #include "cuda/sm90/mla_decode/schedule.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/copy.h"
+#include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/warpgroup.h"
 
 namespace fp8attn::cuda {
 
-// Looks for blocks that the CTA comes to later. One warp.
 template <class Traits>
-class MlaAhead {
+class MlaProducer {
  public:
   using Shared = typename Traits::Shared;
 
-  __device__ MlaAhead(Shared& shared, const MlaParams& params, MlaAheadState& state)
-      : shared_(shared), params_(params), state_(state), walk_(params, state.walk) {}
+  __device__ MlaProducer(Shared& shared, const MlaMaps& maps, const MlaParams& params, int stage, int lane)
+      : shared_(shared), maps_(maps), params_(params), stage_(stage), lane_(lane) {}
 
-  // To the first block of the unit at which `walk` stands, if it `exists`.
-  __device__ void start(const MlaWalkState& walk, bool exists) {
-    state_.walk = walk;
-    state_.number = 0;
-    state_.block = walk.unit.first;
-    state_.exists = exists;
-    state_.sequence = -1;
-    __syncwarp();
-    // The unit may have no block.
-    if (exists && walk.unit.first == walk.unit.last) next_unit();
-  }
-
-  // To block `number` of the CTA; numbers rise. False where there is none. prefetches: the queries of units that begin.
-  __device__ bool advance(int number, int lane, bool prefetches) {
-    bool exists = state_.exists;
-    int block = state_.block, left = number - state_.number;
-    while (exists && left >= walk_.unit().last - block) {
-      left -= walk_.unit().last - block;
-      exists = next_unit();
-      block = walk_.unit().first;
-      if (exists && prefetches) prefetch_query(lane);
+  __device__ void run() {
+    MlaWalk walk(params_, shared_.plan, shared_.walk[stage_]);
+    int turn = 0;  // which stage the next block goes to
+    while (walk.next()) {
+      const MlaUnit& unit = walk.unit();
+      if (stage_ == 0) prefetch_query(unit);
+      for (int block = unit.first; block < unit.last; ++block) {
+        if (turn == stage_) load(unit, block);
+        turn = turn + 1 == Traits::kStages ? 0 : turn + 1;
+      }
     }
-    __syncwarp();
-    if (lane == 0) {
-      state_.number = number;
-      state_.block = block + left;
-      state_.exists = exists;
-    }
-    __syncwarp();
-    return exists;
-  }
-  __device__ bool exists() const { return state_.exists; }
-  __device__ const MlaUnit& unit() const { return walk_.unit(); }
-  __device__ int block() const { return state_.block; }
-
-  // Notes the sources of block `number`, which is to be gathered.
-  __device__ void note(int number, int lane, bool prefetches) {
-    auto& order = shared_.order[number % Traits::kOrders];
-    const bool exists = advance(number, lane, prefetches);
-    if (exists) note_records(order, shared_.present[number % Traits::kPresentWords], lane);
-    if (lane == 0) order.exists = exists;
-    __syncwarp();
-  }
-
-  // The page of a sequence's entry of the block table. Neighbouring ones are fetched along.
-  __device__ int page(const MlaUnit& unit, int index, int lane) {
-    const int chunk = index / 32;
-    if (state_.sequence != unit.sequence || state_.chunk != chunk) fetch(unit, chunk, lane);
-    return state_.page[index % 32];
   }
 
  private:
-  __device__ bool next_unit() {
-    bool exists;
-    do {
-      exists = walk_.next();
-    } while (exists && walk_.unit().first == walk_.unit().last);
-    if (threadIdx.x % 32 == 0) {
-      state_.exists = exists;
-      state_.block = walk_.unit().first;
-    }
-    __syncwarp();
-    return exists;
-  }
-
-  __device__ void fetch(const MlaUnit& unit, int chunk, int lane) {
-    const int index = 32 * chunk + lane;
-    // Entries behind the last token are not read.
-    const int page = index <= params_.page_size.divide(unit.length - 1) ? page_at(unit.sequence, index) : -1;
-    __syncwarp();
-    state_.page[lane] = page;
-    if (lane == 0) {
-      state_.sequence = unit.sequence;
-      state_.chunk = chunk;
-    }
-    __syncwarp();
-  }
-
-  // The query of the unit into the L2 cache.
-  __device__ void prefetch_query(int lane) const {
-    const MlaUnit& unit = walk_.unit();
+  // The query of the unit into the L2 cache: the scores' warps are still with the unit before.
+  __device__ void prefetch_query(const MlaUnit& unit) const {
     const int begin = unit.tile * Traits::kTileM, end = min(begin + Traits::kTileM, params_.rows);
     const int bytes = static_cast<int>(kMlaDim) * (params_.query_is_e4m3 ? 1 : 2);
-    for (int row = begin + lane; row < end; row += 32) {
+    for (int row = begin + lane_; row < end; row += 32) {
       const uint8_t* address = params_.query_row(unit.sequence, row);
       for (int offset = 0; offset < bytes; offset += 128) ptx::prefetch(address + offset);
     }
   }
 
-  __device__ void note_records(typename Traits::Order& order, uint32_t (&present)[2], int lane) const {
-    const MlaUnit& unit = walk_.unit();
-    int record[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int token = state_.block * Traits::kTileN + 32 * i + lane;
-      record[i] = token < unit.length ? record_of(unit.sequence, token) : -1;
+  __device__ void load(const MlaUnit& unit, int block) {
+    const int first = block * Traits::kTileN;
+    const int count = min(unit.length - first, Traits::kTileN);
+    // Behind the last token there may be NaN, which P = 0 would not silence: such a block is gathered, with zeros.
+    if (params_.box_rows > 0 && !params_.sparse && count == Traits::kTileN) {
+      load_boxes(unit.sequence, first);
+    } else {
+      gather(unit.sequence, first, count);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      order.source[32 * i + lane] = record[i];
-      const uint32_t exist = __ballot_sync(0xFFFFFFFFu, record[i] >= 0);
-      if (lane == 0) present[i] = exist;
+    if constexpr (Traits::kTokenScales) {
+      wait_barrier(&shared_.cache_ring.full[stage_], parity_);
+      prepare_factors();
     }
+    parity_ ^= 1;
   }
 
-  // -1 where the table holds something that is not a page.
+  // From the scales of the block's tokens, two a lane, to what the scores' warps need of them.
+  __device__ void prepare_factors() {
+    typename Traits::TokenFactors& factors = shared_.factors[stage_];
+    float4 scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scale[i] = reinterpret_cast<const float4*>(&factors)[2 * lane_ + i];
+    __syncwarp();
+    float largest[2], inverse[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = scale[i].x;
+      if constexpr (Traits::kGroups == 4) {
+        largest[i] = fmaxf(fmaxf(scale[i].x, scale[i].y), fmaxf(scale[i].z, scale[i].w));
+      }
+      largest[i] = fmaxf(largest[i], 0x1p-100f);  // its logarithm and reciprocal are finite
+      inverse[i] = ptx::reciprocal(largest[i]);
+      factors.pair[lane_].scale[i] = largest[i];
+      factors.pair[lane_].log2_scale[i] = ptx::log2_float(largest[i]);
+      factors.inverse_scale[2 * lane_ + i] = inverse[i];
+    }
+    if constexpr (Traits::kGroups == 4) {
+      uint32_t* ratio = &shared_.ratio[stage_][0][lane_];
+      constexpr int kGroup = Traits::kTileN / 2;
+      ratio[0] = ptx::half2_from_floats(scale[0].x * inverse[0], scale[1].x * inverse[1]);
+      ratio[kGroup] = ptx::half2_from_floats(scale[0].y * inverse[0], scale[1].y * inverse[1]);
+      ratio[2 * kGroup] = ptx::half2_from_floats(scale[0].z * inverse[0], scale[1].z * inverse[1]);
+      ratio[3 * kGroup] = ptx::half2_from_floats(scale[0].w * inverse[0], scale[1].w * inverse[1]);
+    }
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // the next block's scales come by TMA
+    __syncwarp();
+    if (lane_ == 0) arrive_barrier(&shared_.factors_ready[stage_]);
+  }
+
+  __device__ uint8_t* scales(int token) { return reinterpret_cast<uint8_t*>(&shared_.factors[stage_]) + 16 * token; }
+
+  __device__ void wait_for_stage() { wait_barrier(&shared_.cache_ring.empty[stage_], parity_ ^ 1); }
+
+  // A lane a box of tokens.
+  __device__ void load_boxes(int sequence, int first) {
+    const int rows = params_.box_rows;
+    int page = -1, position = 0;
+    if (lane_ * rows < Traits::kTileN) {
+      const int token = first + lane_ * rows;
+      const int index = params_.page_size.divide(token);
+      position = token - index * params_.page_size.divisor();
+      page = page_at(sequence, index);
+    }
+    wait_for_stage();
+    uint64_t* full = &shared_.cache_ring.full[stage_];
+    if (lane_ == 0) {
+      ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                             ::cuda::ptx::space_shared, full, Traits::kTileN * Traits::kRecordBytes);
+    }
+    __syncwarp();
+    if (lane_ * rows >= Traits::kTileN) return;
+    const int row = lane_ * rows;
+    constexpr int kLatentChunk = Traits::LatentTile::kChunkBytes, kRopeChunk = Traits::RopeTile::kChunkBytes;
+#pragma unroll 1
+    for (int chunk = 0; chunk < Traits::LatentTile::kChunks; ++chunk) {
+      copy(shared_.latent[stage_] + (chunk * Traits::kTileN + row) * kLatentChunk, maps_.latent,
+           chunk * kLatentChunk / (Traits::kIsE4M3 ? 1 : 2), position, page);
+    }
+    copy(shared_.rope[stage_] + row * kRopeChunk, maps_.rope, 0, position, page);
+    if constexpr (Traits::kTokenScales) copy(scales(row), maps_.scale, 0, position, page);
+  }
+
+  __device__ void copy(void* destination, const CUtensorMap& map, int channel, int position, int page) const {
+    const int32_t coordinates[4] = {channel, position, page, 0};
+    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
+                                      coordinates, &shared_.cache_ring.full[stage_]);
+  }
+
+  // -1 where the table holds something that is not a page: reads as zeros.
   __device__ int page_at(int sequence, int index) const {
     const int64_t page = params_.tokens.at(sequence, index);
     return page >= 0 && page < params_.pages ? static_cast<int>(page) : -1;
   }
 
-  __device__ int record_of(int sequence, int token) const {
-    const int page_size = params_.page_size.divisor();
+  // Record of token `token` of a sequence, nullptr where there is none.
+  __device__ const uint8_t* record(int sequence, int token) const {
+    int page, position;
     if (params_.sparse) {
       const int batch = params_.sequence_tokens.divide(sequence);
       const int64_t slot = params_.tokens.at(batch, sequence - batch * params_.sequence_tokens.divisor(), token);
-      return slot >= 0 && slot < static_cast<int64_t>(params_.pages) * page_size ? static_cast<int>(slot) : -1;
+      if (slot < 0 || slot >= static_cast<int64_t>(params_.pages) * params_.page_size.divisor()) return nullptr;
+      page = params_.page_size.divide(static_cast<int>(slot));
+      position = static_cast<int>(slot) - page * params_.page_size.divisor();
+    } else {
+      const int index = params_.page_size.divide(token);
+      position = token - index * params_.page_size.divisor();
+      page = page_at(sequence, index);
+      if (page < 0) return nullptr;
     }
-    const int index = params_.page_size.divide(token), page = page_at(sequence, index);
-    return page < 0 ? -1 : page * page_size + token - index * page_size;
+    return params_.cache + page * params_.page_stride + position * params_.record_stride;
   }
 
-  Shared& shared_;
-  const MlaParams& params_;
-  MlaAheadState& state_;
-  MlaWalk walk_;
-};
-
-// Copies a block into a stage that is free.
-template <class Traits>
-class MlaLoader {
- public:
-  using Shared = typename Traits::Shared;
-  using Order = typename Traits::Order;
-
-  __device__ MlaLoader(Shared& shared, const MlaMaps& maps, const MlaParams& params)
-      : shared_(shared), maps_(maps), params_(params) {}
-
-  // Block `block` of a unit, by one warp.
-  __device__ __forceinline__ void load_boxes(MlaAhead<Traits> ahead, const MlaUnit& unit, int block, int stage,
-                                             int lane) const {
-    uint64_t* full = &shared_.cache_ring.full[stage];
-    if (lane == 0) {
-      ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
-                                             ::cuda::ptx::space_shared, full, Traits::kTileN * Traits::kRecordBytes);
+  // Token by token, zeros where there is none.
+  __device__ void gather(int sequence, int first, int count) {
+#pragma unroll 1
+    for (int base = 0; base < Traits::kTileN; base += 32) {
+      // Lane l knows where token base + l is.
+      const int token = base + lane_;
+      const uint8_t* mine = token < count ? record(ptx::launder(sequence), first + token) : nullptr;
+      const uint32_t present = __ballot_sync(0xFFFFFFFFu, mine != nullptr);
+      if (base == 0) wait_for_stage();
+      if (lane_ == 0) shared_.present[stage_][base / 32] = present;
+      gather_half(base, mine != nullptr ? mine : params_.cache, present);
     }
+    ptx::wait_for_copies();
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // what was copied so far is read by wgmma
     __syncwarp();
-    const int token = block * Traits::kTileN;
-    int index = params_.page_size.divide(token);
-    // The same for all lanes, or the compiler makes each copy a loop over these.
-    const int position = ptx::uniform(token - index * params_.page_size.divisor());
-    if (params_.box_rows == Traits::kTileN) {
-      const int page = ptx::uniform(ahead.page(unit, index, lane));
-      if (lane == 0) {
-        copy(shared_.latent[stage], maps_.latent, position, 0, page, full);
-        copy_rest(stage, 0, position, page, full);
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int row = 0; row < Traits::kTileN; ++index, row += params_.box_rows) {
-      const int page = ptx::uniform(ahead.page(unit, index, lane));
-      if (lane == 0) {
-#pragma unroll 1
-        for (int chunk = 0; chunk < Traits::LatentTile::kChunks; ++chunk) {
-          copy(shared_.latent[stage] + Traits::LatentTile::row_offset(chunk, row), maps_.latent, position, chunk, page,
-               full);
-        }
-        copy_rest(stage, row, position, page, full);
-      }
-      __syncwarp();
-    }
+    if (lane_ == 0) arrive_barrier(&shared_.cache_ring.full[stage_]);
   }
 
-  // By the 4 warps of a scores' warpgroup, 16 tokens each, with zeros where there is none.
-  __device__ __forceinline__ void gather(const Order& order, int stage, int warp, int lane) const {
-    if (!order.exists) return;
-    const int base = 16 * warp, record = order.source[base + lane % 16];
-    const uint32_t present = __ballot_sync(0xFFFFFFFFu, record >= 0);
-    const int page = params_.page_size.divide(max(record, 0));
-    const auto own = reinterpret_cast<uintptr_t>(params_.cache + page * params_.page_stride +
-                                                 (record - page * params_.page_size.divisor()) * params_.record_stride);
-    const uint32_t latent = ptx::shared_address(shared_.latent[stage]);
-    const uint32_t rope = ptx::shared_address(shared_.rope[stage]);
-    constexpr int kPieces = Traits::kRopeBytes / 16;
+  __device__ void gather_half(int base, const uint8_t* mine, uint32_t present) {
+    const int lane = ptx::launder(lane_);
+    const uint32_t latent = ptx::shared_address(shared_.latent[stage_]);
+    const uint32_t rope = ptx::shared_address(shared_.rope[stage_]);
+    const auto own = reinterpret_cast<uintptr_t>(mine);
+    if constexpr (Traits::kTokenScales) {
+      ptx::copy_16_or_zero(ptx::shared_address(scales(base + lane)), mine + kRecordScaleOffset, present >> lane & 1);
+    }
 #pragma unroll 1
-    for (int t = 0; t < 16; ++t) {
+    for (int t = 0; t < 32; ++t) {
       const auto* source = reinterpret_cast<const uint8_t*>(__shfl_sync(0xFFFFFFFFu, own, t));
-      const bool keep = present >> t & 1;
 #pragma unroll
       for (int piece = lane; piece < Traits::kLatentBytes / 16; piece += 32) {
-        copy_16(latent + Traits::LatentTile::offset(base + t, piece), source + 16 * piece, keep);
-      }
-      if (lane < kPieces) {
-        copy_16(rope + Traits::RopeTile::offset(base + t, lane),
-                source + Traits::kLatentBytes + Traits::kScaleBytes + 16 * lane, keep);
-      }
-      if (Traits::kTokenScales && lane == kPieces) {
-        copy_16(ptx::shared_address(scales(stage, base + t)), source + kRecordScaleOffset, keep);
+        ptx::copy_16_or_zero(latent + Traits::LatentTile::offset(base + t, piece), source + 16 * piece,
+                             present >> t & 1);
       }
     }
-    ptx::arrive_behind_copies(&shared_.cache_ring.full[stage]);
-  }
-
- private:
-  // What follows the latent channels, of a box whose first token is row `row` of the block.
-  __device__ __forceinline__ void copy_rest(int stage, int row, int position, int page, uint64_t* full) const {
-    copy(shared_.rope[stage] + row * Traits::RopeTile::kChunkBytes, maps_.rope, position, 0, page, full);
-    if constexpr (Traits::kTokenScales) copy(scales(stage, row), maps_.scale, position, 0, page, full);
-  }
-
-  __device__ __forceinline__ void copy(void* destination, const CUtensorMap& map, int position, int chunk, int page,
-                                       uint64_t* full) const {
-    const int32_t coordinates[4] = {0, position, chunk, page};
-    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
-                                      coordinates, full);
-  }
-
-  __device__ void copy_16(uint32_t destination, const uint8_t* source, bool keep) const {
-    ptx::copy_16_or_zero(destination, keep ? source : params_.cache, keep);
-  }
-
-  __device__ uint8_t* scales(int stage, int token) const {
-    return reinterpret_cast<uint8_t*>(shared_.scales[stage]) + 16 * token;
+    constexpr int kPieces = Traits::kRopeBytes / 16, kTokens = 32 / kPieces;  // of a step
+    const int piece = lane % kPieces;
+#pragma unroll 1
+    for (int step = 0; step < kPieces; ++step) {
+      const int t = step * kTokens + lane / kPieces;
+      const auto* source = reinterpret_cast<const uint8_t*>(__shfl_sync(0xFFFFFFFFu, own, t));
+      ptx::copy_16_or_zero(rope + Traits::RopeTile::offset(base + t, piece),
+                           source + Traits::kLatentBytes + Traits::kScaleBytes + 16 * piece, present >> t & 1);
+    }
   }
 
   Shared& shared_;
   const MlaMaps& maps_;
   const MlaParams& params_;
+  const int stage_, lane_;
+  uint32_t parity_ = 0;
 };
 
 }  // namespace fp8attn::cuda

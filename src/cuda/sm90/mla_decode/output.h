@@ -51,14 +51,17 @@ class MlaOutput {
   }
 
  private:
+  static constexpr int kColumns = Traits::kFreshColumns;
+  static_assert(kColumns == 32, "the product in use");
+
   // The query of the CTA's first unit, if it has one.
   __device__ void load_first_query() {
-    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
+    ptx::named_barrier_sync<384>(kFirstQueryBarrier);
     if (!shared_.any_unit) return;
-    const MlaUnit& unit = shared_.walk[0].unit;
+    const MlaUnit& unit = shared_.walk[4].unit;
     load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
                                   thread_.lane);
-    ptx::named_barrier_sync<Traits::kThreads>(kStartBarrier);
+    ptx::named_barrier_sync<384>(kFirstQueryBarrier);
   }
 
   __device__ const MlaMessage& message() const { return shared_.message[probability_.stage()]; }
@@ -98,78 +101,48 @@ class MlaOutput {
     ptx::pin(a);
   }
 
-  // 64 channels at a time. Both halves of the rows have a fresh accumulator: one is folded while the tensor core works on
-  // the other, and the next operand is loaded as soon as the products with the one before are made.
   __device__ __forceinline__ void add_block_transposed(const MlaMessage& message) {
     constexpr int kChunks = 2;  // of 128 channels, for a warpgroup
     const uint32_t values = ptx::shared_address(shared_.latent[cache_.stage()]) +
-                            Traits::LatentTile::offset(ptx::launder(thread_.lane), kChunks * 8 * thread_.half + thread_.warp);
+                            Traits::LatentTile::offset(thread_.lane, kChunks * 8 * thread_.half + thread_.warp);
     const int4 rescales = *reinterpret_cast<const int4*>(message.rescales);
     if ((rescales.x | rescales.y | rescales.z | rescales.w) != 0) rescale_columns(message);
-    float fresh[2][16];  // kept in the same registers throughout
-    ptx::claim(fresh[0]);
-    ptx::claim(fresh[1]);
     uint32_t a[2][4];
     load_values(a[0], values, 0, 0);
     load_values(a[1], values, 0, 1);
-    separate_channels(a[0]);
-    separate_channels(a[1]);
-    ptx::wgmma_fence();
-    multiply(fresh[0], a[0], 0, 0, 0);
-    multiply(fresh[1], a[0], 0, 1, 0);
-    multiply(fresh[0], a[1], 0, 0, 1);
-    multiply(fresh[1], a[1], 0, 1, 1);
 #pragma unroll
     for (int tile = 0; tile < 4; ++tile) {
-      const bool more = tile < 3;
-      ptx::wgmma_wait<2>();  // both halves, step 0
-      if (more) load_values(a[0], values, tile + 1, 0);
-      ptx::wgmma_wait<1>();
-      fold(tile, 0, fresh[0]);
-      if (more) {
-        separate_channels(a[0]);
+      const int group = Traits::kGroups == 4 ? kChunks * thread_.half + tile / 2 : 0;
+      const uint32_t probability = ptx::shared_address(shared_.probability[probability_.stage()][group]);
+      separate_channels(a[0]);
+      separate_channels(a[1]);
+#pragma unroll
+      for (int column = 0; column < Traits::kTileM; column += kColumns) {
+        // Rows of the probabilities are columns here.
+        const uint32_t rows = probability + Traits::ProbabilityTile::offset(column, 0);
+        const bool loads = tile < 3 && column + kColumns == Traits::kTileM;
         ptx::wgmma_fence();
-        multiply(fresh[0], a[0], tile + 1, 0, 0);
+        ptx::wgmma_e4m3_f32_n32_rs_again(fresh_, a[0], Traits::ProbabilityTile::k_major_descriptor(rows, 0));
+        ptx::wgmma_commit();
+        ptx::wgmma_e4m3_f32_n32_rs_add(fresh_, a[1], Traits::ProbabilityTile::k_major_descriptor(rows, 32));
+        ptx::wgmma_commit();
+        // The next operand is loaded as soon as the registers are free, behind the second product and the fold.
         ptx::wgmma_wait<1>();
-        load_values(a[1], values, tile + 1, 1);
-      } else {
+        if (loads) load_values(a[0], values, tile + 1, 0);
         ptx::wgmma_wait<0>();
-      }
-      fold(tile, 1, fresh[1]);
-      if (more) {
-        ptx::wgmma_fence();
-        multiply(fresh[1], a[0], tile + 1, 1, 0);
-        separate_channels(a[1]);
-        ptx::wgmma_fence();
-        multiply(fresh[0], a[1], tile + 1, 0, 1);
-        multiply(fresh[1], a[1], tile + 1, 1, 1);
+        ptx::pin(fresh_);
+        if (loads) load_values(a[1], values, tile + 1, 1);
+#pragma unroll
+        for (int r = 0; r < kColumns / 2; ++r) output_[tile][column / 2 + r] += fresh_[r];
       }
     }
   }
 
-  // m-tile `tile` by rows 32 half to 32 half + 31, step `step` of the tokens, as a group.
-  __device__ __forceinline__ void multiply(float (&fresh)[16], const uint32_t (&a)[4], int tile, int half,
-                                           int step) const {
-    const int group = Traits::kGroups == 4 ? 2 * thread_.half + tile / 2 : 0;
-    const uint32_t rows = ptx::shared_address(shared_.probability[probability_.stage()][group]) +
-                          Traits::ProbabilityTile::offset(32 * half, 0);
-    const uint64_t b = Traits::ProbabilityTile::k_major_descriptor(rows, 32 * step);
-    step == 0 ? ptx::wgmma_e4m3_f32_n32_rs_again(fresh, a, b) : ptx::wgmma_e4m3_f32_n32_rs_add(fresh, a, b);
-    ptx::wgmma_commit();
-  }
-
-  __device__ __forceinline__ void fold(int tile, int half, float (&fresh)[16]) {
-    ptx::pin(fresh);
-#pragma unroll
-    for (int r = 0; r < 16; ++r) output_[tile][16 * half + r] += fresh[r];
-  }
-
   // Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
   __device__ __forceinline__ void rescale_columns(const MlaMessage& message) {
-    const int lane = ptx::launder(thread_.lane);  // what follows from it would be kept in a register throughout
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (lane & 3)]);
+      const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (thread_.lane & 3)]);
 #pragma unroll
       for (auto& tile : output_) {
 #pragma unroll
@@ -223,6 +196,7 @@ class MlaOutput {
   // e4m3: [m-tile of 64 channels][as above], rows channels, columns query rows. bf16: register 4 j + 2 i + c is channel
   // 8 j + 2 (lane % 4) + c of query row i.
   float output_[4][32];
+  float fresh_[kColumns / 2] = {};  // kept in the same registers throughout
 };
 
 }  // namespace fp8attn::cuda

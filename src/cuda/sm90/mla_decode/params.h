@@ -13,7 +13,7 @@
 namespace fp8attn::cuda {
 
 struct MlaMaps {
-  CUtensorMap latent, rope, scale;  // dims: channel of a chunk, position in the page, chunk, page
+  CUtensorMap latent, rope, scale;  // dims: channel, position in the page, page, 1
 };
 
 struct MlaParams {
@@ -28,7 +28,7 @@ struct MlaParams {
   int64_t page_stride, record_stride;  // bytes
   int pages;
   Divisor page_size;
-  int box_rows;  // tokens of a TMA box; 0: tokens are gathered by threads
+  int box_rows;  // tokens of a TMA box; 0: pages of this size are gathered by threads
 
   // Dense: a sequence is one of the batch, its rows are all its query tokens and heads. Sparse: a sequence is one query
   // token, since each has its own tokens.
@@ -55,8 +55,6 @@ struct MlaParams {
   MlaSplit* splits;    // [teams]
   float* partial_lse;  // [CTA][2][64], base 2
   float* partial_out;  // [CTA][2][64][512], already divided by the sum of its part
-
-  __device__ bool gathers() const { return box_rows == 0; }
 
   // Where row `row` of a sequence belongs.
   struct Place {

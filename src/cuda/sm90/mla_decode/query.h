@@ -18,10 +18,6 @@ class MlaQueryRow {
  public:
   __device__ void load(const MlaParams& params, int sequence, int row, int lane) {
     exists_ = row < params.rows;
-    // All of it, or values of the call before would be kept in registers for the words that are not loaded.
-#pragma unroll
-    for (uint32_t& word : latent_) word = 0;
-    rope_ = 0;
     if (!exists_) return;
     const uint8_t* source = params.query_row(sequence, row);
     if (Traits::kIsE4M3 && params.query_is_e4m3) {
@@ -39,7 +35,7 @@ class MlaQueryRow {
     }
   }
 
-  // Writes the row and gives what its scores are to be multiplied with.
+  // Writes the row and gives what its scores are to be multiplied with: not 0, which would make NaN of hidden scores.
   __device__ float store(const MlaParams& params, int sequence, int row, int lane, uint32_t latent, uint32_t rope) {
     using Latent = typename Traits::LatentTile;
     using Rope = typename Traits::RopeTile;
@@ -51,7 +47,7 @@ class MlaQueryRow {
                  latent_[4 * i + 2], latent_[4 * i + 3]);
       }
       store_4(rope + Rope::offset(tile_row, lane / 4) + lane % 4 * 4, exists_ ? rope_ : 0);
-      return params.softmax_scale_log2;
+      return not_zero(params.softmax_scale_log2);
     } else {
       float value[16], rope_value[2];
       unpack(params.query_is_e4m3, value, rope_value);
@@ -82,11 +78,13 @@ class MlaQueryRow {
         const auto [batch, token, head] = params.place(sequence, row);
         scale *= params.query_scale.at(batch, head, token);
       }
-      return scale;
+      return not_zero(scale);
     }
   }
 
  private:
+  __device__ static float not_zero(float scale) { return fabsf(scale) < 0x1p-126f ? 0x1p-126f : scale; }
+
   __device__ void unpack(bool from_e4m3, float (&value)[16], float (&rope)[2]) const {
     if (!exists_) {
 #pragma unroll

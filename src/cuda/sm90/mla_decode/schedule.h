@@ -27,12 +27,6 @@ struct MlaPlan {
 
 __device__ __forceinline__ int blocks_of(int length) { return (length + 63) / 64; }
 
-// Rounded up. With 32 bits where they suffice: a division of 64 takes hundreds of clocks.
-__device__ __forceinline__ int64_t divide_up(int64_t dividend, int divisor) {
-  const int64_t sum = dividend + divisor - 1;
-  return sum == static_cast<int>(sum) ? static_cast<int>(sum) / divisor : sum / divisor;
-}
-
 // Whole CTA of kThreads. scratch: kThreads / 32 + 1 numbers. Both in shared memory.
 template <int kThreads>
 __device__ void make_plan(const MlaParams& params, MlaPlan& plan, int64_t* scratch) {
@@ -72,11 +66,11 @@ __device__ void make_plan(const MlaParams& params, MlaPlan& plan, int64_t* scrat
   __syncthreads();
   longest = static_cast<int>(scratch[kWarps]);
 
-  int64_t share = divide_up(total, schedule.teams);
+  int64_t share = (total + schedule.teams - 1) / schedule.teams;
   if (share < MlaPlan::kLeastShare) share = MlaPlan::kLeastShare;
   // Units that are not split cost no combining: take whole ones where that is nearly as even.
   const int64_t units = static_cast<int64_t>(schedule.sequences) * schedule.groups;
-  const int64_t whole = divide_up(units, schedule.teams) * (longest + MlaPlan::kUnitOverhead);
+  const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + MlaPlan::kUnitOverhead);
   if (whole >= share && whole <= share + share / 12) share = whole;
 
   // The thread in whose sequences this team's part begins finds where.
@@ -106,14 +100,15 @@ struct MlaWalkState {
 // Walks the units of this CTA, one object a warp. Warps see the same.
 class MlaWalk {
  public:
-  __device__ MlaWalk(const MlaParams& params, MlaWalkState& state) : params_(params), state_(state) {}
-
-  // To before the first unit. An object of its own that comes later goes on where this one stands.
-  __device__ void start(const MlaPlan& plan) {
-    const int length = plan.sequence < params_.schedule.sequences ? params_.length(plan.sequence) : 0;
+  __device__ MlaWalk(const MlaParams& params, const MlaPlan& plan, MlaWalkState& state)
+      : params_(params), state_(state) {
+    const int length = plan.sequence < params.schedule.sequences ? params.length(plan.sequence) : 0;
     if (threadIdx.x % 32 == 0) state_ = {plan.share, plan.position, plan.sequence, 0, length, {}, {}};
     __syncwarp();
   }
+
+  // Goes on where another object stands.
+  __device__ MlaWalk(const MlaParams& params, MlaWalkState& state) : params_(params), state_(state) {}
 
   __device__ const MlaUnit& unit() const { return state_.unit; }
   __device__ const MlaSplit& split() const { return state_.split; }

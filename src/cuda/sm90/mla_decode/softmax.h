@@ -25,14 +25,13 @@ class MlaSoftmax {
     }
   }
 
-  // Takes note of a block's largest logits. before: of the rows so far, those of the other warpgroup's blocks included.
-  // rescale: what everything summed so far is to be multiplied with. False where that is 1 for all rows of the warp.
+  // Takes note of a block's largest logits. rescale: what everything summed so far is to be multiplied with. False
+  // where that is 1 for all rows of the warp.
   //
   // The maxima are exact, so that the largest probability of a row is stored without rounding: one that may lie up to
   // 0.75 octaves higher costs a third more error on peaked rows. Behind the first blocks few are raised, and a vote
   // tells.
-  __device__ __forceinline__ bool raise_maxima(const float (&logits)[32], const float (&before)[2],
-                                               float (&rescale)[2]) {
+  __device__ __forceinline__ bool raise_maxima(const float (&logits)[32], float (&rescale)[2]) {
     float maximum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -45,33 +44,26 @@ class MlaSoftmax {
       maximum[i] = fmaxf(chain[0], chain[1]);
       rescale[i] = 1.0f;
     }
-    const bool news = maximum[0] > maximum_[0] || maximum[1] > maximum_[1] || before[0] > maximum_[0] ||
-                      before[1] > maximum_[1];
-    if (!__any_sync(0xFFFFFFFFu, news)) return false;
-    bool raises = false;
+    const bool above = maximum[0] > maximum_[0] || maximum[1] > maximum_[1];
+    if (!__any_sync(0xFFFFFFFFu, above)) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
       maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-      if (maximum[i] > before[i]) {  // so it is not minus infinity
-        rescale[i] = ptx::exp2_float(before[i] - maximum[i]);
-        raises = true;
-      } else {
-        maximum[i] = before[i];
-      }
-      if (maximum[i] > maximum_[i]) {
-        sum_[i] *= ptx::exp2_float(maximum_[i] - maximum[i]);
+      if (maximum[i] > maximum_[i]) {  // so it is not minus infinity
+        rescale[i] = ptx::exp2_float(maximum_[i] - maximum[i]);
+        sum_[i] *= rescale[i];
         maximum_[i] = maximum[i];
       }
     }
-    return __any_sync(0xFFFFFFFFu, raises);
+    return true;
   }
 
   // Column group j becomes probabilities. inverse: of the scales of the thread's two tokens.
   __device__ __forceinline__ void exponentiate(float (&logits)[32], int j, float2 inverse) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float offset = MlaSoftmax::offset(maximum_[i]);
+      const float offset = this->offset(i);
       float& low = logits[4 * j + 2 * i];
       float& high = logits[4 * j + 2 * i + 1];
       low = ptx::exp2_float(low - offset);
@@ -85,25 +77,19 @@ class MlaSoftmax {
     }
   }
 
-  __device__ float maximum(int i) const { return maximum_[i]; }
-
   // The sum of row i's probabilities, relative to the stored ones.
   __device__ float sum(int i) const {
     const float total = sum_[i] + __shfl_xor_sync(0xFFFFFFFFu, sum_[i], 1);
     return total + __shfl_xor_sync(0xFFFFFFFFu, total, 2);
   }
-  // The same, relative to those of a row whose largest logit is `maximum`.
-  __device__ float sum_relative_to(int i, float maximum) const {
-    return sum(i) * (maximum_[i] == maximum ? 1.0f : ptx::exp2_float(maximum_[i] - maximum));
-  }
 
-  __device__ static float log2_sum(float maximum, float sum) {
-    return sum > 0.0f ? offset(maximum) + ptx::log2_float(sum) : -INFINITY;
+  __device__ float log2_sum(int i, float sum) const {
+    return sum > 0.0f ? offset(i) + ptx::log2_float(sum) : -INFINITY;
   }
 
  private:
   // Octaves that a stored probability of 1 stands for.
-  __device__ static float offset(float maximum) { return (maximum == -INFINITY ? 0.0f : maximum) - kTop; }
+  __device__ float offset(int i) const { return (maximum_[i] == -INFINITY ? 0.0f : maximum_[i]) - kTop; }
 
   float maximum_[2];
   float sum_[2];  // what this thread holds of them

@@ -46,22 +46,12 @@ __device__ __forceinline__ float* partial_row(const MlaParams& params, int slot,
 template <class Traits>
 __device__ __forceinline__ void store_transposed(uint8_t* staging, const MlaParams& params, const MlaMessage& message,
                                                  const float (&output)[4][32], const MlaOutputThread& thread) {
-  const int barrier = kOutputGroupBarrier + thread.half;
+  const int barrier = 2 + thread.half;  // the 128 threads of this warpgroup
   const int g = thread.lane >> 2, q = thread.lane & 3;
-  const int piece = thread.index();  // of 16 bytes: the first of two that this thread brings to global memory
 #pragma unroll
-  for (int part = 0; part < 2; ++part) {
-    uint8_t* destination[2];
-    bool exists[2];
+  for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = message.tile * Traits::kTileM + 32 * part + piece / 8 + 16 * i;
-      exists[i] = row < params.rows;
-      destination[i] =
-          output_address(params, message.sequence, exists[i] ? row : 0, 256 * thread.half + piece % 8 * 8);
-    }
-#pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
+    for (int part = 0; part < 2; ++part) {
 #pragma unroll
       for (int j = 4 * part; j < 4 * part + 4; ++j) {
         const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * q]);
@@ -74,11 +64,17 @@ __device__ __forceinline__ void store_transposed(uint8_t* staging, const MlaPara
         }
       }
       ptx::named_barrier_sync<128>(barrier);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 value = *reinterpret_cast<const uint4*>(
-            staging + (piece / 8 + 16 * i) * Traits::kStagingRowBytes + piece % 8 * 16);
-        if (exists[i]) store_16_bytes(destination[i] + 128 * tile, value);
+      const int first = ptx::launder(thread.index());
+#pragma unroll 1
+      for (int piece = first; piece < first + 256; piece += 128) {
+        const int local = piece / 8;
+        const int row = message.tile * Traits::kTileM + 32 * part + local;
+        if (row < params.rows) {
+          const uint4 value =
+              *reinterpret_cast<const uint4*>(staging + local * Traits::kStagingRowBytes + piece % 8 * 16);
+          store_16_bytes(output_address(params, message.sequence, row, 256 * thread.half + 64 * tile + piece % 8 * 8),
+                         value);
+        }
       }
       ptx::named_barrier_sync<128>(barrier);
     }

@@ -11,11 +11,8 @@
 
 namespace fp8attn::cuda {
 
-// Named barriers. Beside them each scores' warpgroup has one of its own, and each output warpgroup.
-inline constexpr int kStartBarrier = 1;         // all 512 threads, who meet twice before the first unit
-inline constexpr int kScoresBarrier = 2;        // the 256 threads of both scores' warpgroups
-inline constexpr int kScoresGroupBarrier = 3;   // and 4: the 128 threads of one
-inline constexpr int kOutputGroupBarrier = 5;   // and 6: the same of the output
+// Named barrier of the scores' and the output's 384 threads, who meet twice before the first unit.
+inline constexpr int kFirstQueryBarrier = 4;
 
 // What the scores' side tells the values' side, with a block of probabilities or at the end of a unit.
 struct MlaMessage {
@@ -26,16 +23,6 @@ struct MlaMessage {
   // kBlock: what the output is multiplied with before the block is added. kEndOfUnit: what it is multiplied with last.
   alignas(16) float factor[64];
   alignas(16) int rescales[4];  // kBlock: whether any factor of a scores' warp is not 1
-};
-
-// Where a warp that looks ahead for blocks to load stands. In shared memory: there are no registers to spare.
-struct MlaAheadState {
-  MlaWalkState walk;
-  int number, block;  // of the block that was looked for last, in the CTA and in its sequence
-  bool exists;
-  // TMA: entries 32 chunk to 32 chunk + 31 of a sequence's block table. -1: not a page, or not one of the sequence's.
-  int sequence, chunk;
-  int page[32];
 };
 
 template <CacheFormat kFormat_>
@@ -53,11 +40,15 @@ struct MlaTraits {
   static constexpr int kScaleBytes = kTokenScales ? 16 : 0;  // of a token; four equal ones with kToken
   static constexpr int kRecordBytes = kLatentBytes + kScaleBytes + kRopeBytes;
 
-  // Four warpgroups: two for the scores, whose blocks alternate, and two for the output, 256 channels each. The output
-  // takes 128 registers, a fresh accumulator 32.
+  // Query rows that P V sums in a fresh accumulator at a time: 32, to leave registers to the scores.
+  static constexpr int kFreshColumns = 32;
+
+  // Four warpgroups: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a
+  // fresh accumulator 16.
   static constexpr int kThreads = 512;
-  static constexpr int kScoreRegisters = 72, kOutputRegisters = 184;
-  static_assert(2 * kScoreRegisters + 2 * kOutputRegisters <= 512);
+  static constexpr int kOutputRegisters = 168;
+  static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
+  static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
 
   using LatentTile = SharedTile<kTileN, kLatentBytes>;  // of the cache, and of the query: both have 64 rows
   using RopeTile = SharedTile<kTileN, kRopeBytes>;
@@ -65,9 +56,6 @@ struct MlaTraits {
   static_assert(kTileM == kTileN);
 
   static constexpr int kStages = kIsE4M3 ? 4 : 2;
-  // Blocks whose sources are noted at a time.
-  static constexpr int kOrders = kStages == 2 ? 3 : 4;
-  static constexpr int kPresentWords = 8;  // the same of `present`, which is kept until the scores are made
   // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for.
   static constexpr int kBuffers = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kTensor ? 2 : 1;
   // The output of 32 heads by 64 channels on its way to global memory, for each of the two warpgroups. With kToken128
@@ -75,17 +63,17 @@ struct MlaTraits {
   static constexpr int kStagingRowBytes = 144, kStagingBytes = 32 * kStagingRowBytes;  // padded against bank conflicts
   static constexpr bool kStagesInProbabilities = kFormat == CacheFormat::kToken128;
 
-  // What the softmax needs of the scales of 16 tokens. [q][j][c] is token 8 j + 2 q + c of them.
-  struct alignas(16) SoftmaxFactors {
-    float log2_scale[4][2][2];     // makes P take the scale of V
-    float inverse_scale[4][2][2];  // takes it back for the denominator
+  // What the scores' warps need of the scales of a block's tokens. The producer writes it over the scales.
+  struct alignas(128) TokenFactors {
+    struct Pair {
+      float scale[2];       // of the latent; kToken128: the largest of the four
+      float log2_scale[2];  // makes P take the scale of V
+    };
+    Pair pair[kTileN / 2];
+    float inverse_scale[kTileN];  // takes it back for the denominator
+    float unused[kTileN];
   };
-
-  // Where a gathered block comes from.
-  struct alignas(16) Order {
-    int source[kTileN];  // the record of each token, page * page size + position. -1: zeros
-    bool exists;         // false behind the last block
-  };
+  static_assert(sizeof(TokenFactors) == 16 * kTileN);
 
   struct Shared {
     alignas(1024) uint8_t query[LatentTile::kBytes];
@@ -95,29 +83,19 @@ struct MlaTraits {
     alignas(1024) uint8_t probability[kBuffers][kGroups][ProbabilityTile::kBytes];
     alignas(16) uint8_t
         staging[kIsE4M3 && !kStagesInProbabilities ? 2 : 1][kIsE4M3 && !kStagesInProbabilities ? kStagingBytes : 16];
-    // Of 16 tokens each: [token][group] as they come, then [group][q][j][c] (as above), what scores are multiplied with
-    // behind the products of a group of channels.
-    alignas(kTokenScales ? 128 : 4) float scales[kTokenScales ? kStages : 1][kTokenScales ? 4 : 1][kTokenScales ? 64 : 1];
-    std::conditional_t<kTokenScales, SoftmaxFactors[2][4], char> factors;  // of either scores' warpgroup
-    // kToken128: each scale over the largest, two halves for tokens 8 j + 2 q and the next: [group][q][j].
-    alignas(16) uint32_t ratio[kGroups == 4 ? kStages : 1][kGroups][kGroups == 4 ? kTileN / 2 : 1];
-    Order order[kOrders];
-    uint32_t present[kPresentWords][2];  // sparse: bit t is set where token t of the block exists
+    TokenFactors factors[kTokenScales ? kStages : 1];
+    // kToken128: each scale over the largest, two halves for two tokens.
+    uint32_t ratio[kGroups == 4 ? kStages : 1][kGroups == 4 ? 4 : 1][kGroups == 4 ? kTileN / 2 : 1];
     MlaMessage message[kBuffers];
     float query_scale[kTileM];
-    float maximum[kTileM];  // largest logit of a row so far, in octaves
-    // At the end of a unit: what the warpgroup of its last block has of the denominators. Before, of make_plan().
-    alignas(8) float sum[kTileM];
-    // full: one arrival and the bytes of TMA, or, where blocks are gathered, the 128 threads of a scores' warpgroup, when
-    // their copies are there. empty: the 8 output warps, which are done with a stage after the scores, whose
-    // probabilities they need.
-    RingBarriers<kStages> cache_ring;
-    RingBarriers<kBuffers> probability_ring;  // full: the 4 warps of a scores' warpgroup; empty: the 8 output warps
-    uint64_t turn[2][4];                      // a warp of one scores' warpgroup -> its neighbour in the other
+    uint32_t present[kStages][2];             // sparse: bit t is set where token t of the block exists
+    RingBarriers<kStages> cache_ring;         // a producer warp -> scores and output warps
+    uint64_t factors_ready[kStages];          // a producer warp -> scores' warps
+    RingBarriers<kBuffers> probability_ring;  // scores -> output warps
+    int64_t plan_scratch[kThreads / 32 + 1];
     MlaPlan plan;
-    bool any_unit;          // whether this CTA has one
-    MlaWalkState walk[8];   // of the scores' warps
-    MlaAheadState ahead[2];  // of the first warp of either scores' warpgroup
+    bool any_unit;         // whether this CTA has one
+    MlaWalkState walk[8];  // of the producer and score warps
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");

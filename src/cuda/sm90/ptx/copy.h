@@ -11,12 +11,8 @@ __device__ __forceinline__ void copy_16_or_zero(uint32_t destination, const void
                : "memory");
 }
 
-// Arrives at a barrier as soon as everything that this thread copied with cp.async so far is there.
-__device__ __forceinline__ void arrive_behind_copies(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-               : "memory");
-}
+// Until everything that this thread copied with cp.async has arrived.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Fetches the line of `address` into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* address) {

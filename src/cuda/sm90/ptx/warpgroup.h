@@ -18,9 +18,6 @@ __device__ __forceinline__ void acquire_registers_up_to() {
 // Index of the warp in the CTA. The shuffle tells the compiler that it is the same for all lanes.
 __device__ __forceinline__ int uniform_warp() { return __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0); }
 
-// A value that is the same for all lanes, and tells the compiler so.
-__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
-
 // The same value, but the compiler cannot know: what is computed from it is computed here, not kept in registers from
 // before a loop.
 __device__ __forceinline__ int launder(int value) {

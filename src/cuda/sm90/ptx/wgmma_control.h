@@ -29,13 +29,6 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Gives registers a value that nobody knows (no instruction is emitted): until here they are free for something else.
-template <int kCount>
-__device__ __forceinline__ void claim(float (&registers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "=f"(registers[i]));
-}
-
 // Sets registers to 0. Not by assignment: the compiler makes that a memset, and then keeps a large array in memory.
 template <int kCount>
 __device__ __forceinline__ void clear(float (&registers)[kCount]) {

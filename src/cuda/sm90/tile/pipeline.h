@@ -46,7 +46,6 @@ template <int kStages>
 class RingCounter {
  public:
   static_assert((kStages & (kStages - 1)) == 0);
-  __device__ int count() const { return static_cast<int>(count_); }
   __device__ int stage() const { return count_ % kStages; }
   __device__ uint32_t parity() const { return count_ / kStages % 2; }
   __device__ void advance() { ++count_; }
