@@ -43,6 +43,7 @@ class MlaBenchCall {
   double error() const;
 
  private:
+  void fill_cache();
   void make_tables();
   HostTensor first_sequence() const;
 
