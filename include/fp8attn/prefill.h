@@ -44,12 +44,12 @@ const char* name_of(LseBase base);
 //                     lies in page block_table[i, t / page_size] at position t % page_size
 //
 // v lies as k does and out as q. Offsets and lengths are read on the device, so a captured graph may be replayed with
-// others. An offset below 0 counts as 0, one beyond the tensor as its end, one below the offset before it as an empty
-// sequence. Lengths count from 0 to s_kv or max_pages * page_size: values outside are clamped to that. Table entries at
-// or past the length are never used and may hold anything, -1 for instance. An entry within the length that is not a
-// page of the cache gives its sequence unspecified values, and no others; nothing is read out of bounds. Rows of a
-// ragged q that belong to no sequence keep what out and lse held. Tokens that no sequence has may hold any bytes, NaN
-// included.
+// others. An offset below 0 counts as 0, one beyond the tensor as its end, one below the offset before it makes an
+// empty sequence; sequences that share keys because kv_offsets fall have unspecified values. Lengths count from 0 to
+// s_kv or max_pages * page_size: values outside are clamped to that. Table entries at or past the length are never used
+// and may hold anything, -1 for instance. An entry within the length that is not a page of the cache gives its sequence
+// unspecified values, and no others; nothing is read out of bounds. Rows of a ragged q that belong to no sequence keep
+// what out and lse held. Tokens that no sequence has may hold any bytes, NaN included.
 //
 // Tensors: any strides from 0 (expanded) up, with a contiguous last dim. On CUDA: 16-byte aligned base and
 // strides of a multiple of 16 bytes. All on one device. No two elements of out, or of lse, share memory: by ascending
