@@ -10,6 +10,7 @@
 #include "api/mask.h"
 #include "cpu/float16.h"
 #include "cpu/mla_record.h"
+#include "cpu/tile_common.h"
 #include "fp8attn/e4m3.h"
 
 namespace fp8attn::cpu {

@@ -18,16 +18,6 @@ static_assert(std::endian::native == std::endian::little, "records are little-en
 inline constexpr int kScaleGroups = 4;  // scales of a record
 inline constexpr std::int64_t kGroupDim = kLatentDim / kScaleGroups;
 
-// Element `index` of an int32 or int64 tensor's memory.
-inline std::int64_t integer_at(const TensorView& view, std::int64_t index) {
-  if (view.dtype == DType::kI32) return static_cast<const std::int32_t*>(view.data)[index];
-  return static_cast<const std::int64_t*>(view.data)[index];
-}
-
-inline float scalar_or_one(const std::optional<TensorView>& scale) {
-  return scale ? *static_cast<const float*>(scale->data) : 1.0f;
-}
-
 // Byte offset of a slot of the cache.
 inline std::int64_t record_offset(const TensorView& cache, std::int64_t slot) {
   const std::int64_t page_size = cache.shape[1];

@@ -53,17 +53,9 @@ void round_to_e4m3(std::span<float> values, float scale) {
   for (float& value : values) value = e4m3_to_float(e4m3_from_float(value / scale)) * scale;
 }
 
-// The scales of a query's channels that the CUDA kernels take. Where RoPE channels are among them, that of quantize().
-float scale_by_amax(std::span<const float> values) {
-  float amax = 0.0f;
-  for (float value : values) {
-    if (std::isfinite(value)) amax = std::max(amax, std::abs(value));
-  }
-  return amax > 0.0f ? std::max(amax / kE4M3Max, 0x1p-100f) : 1.0f;
-}
-
-// Where RoPE channels stay in bf16, a power of two, which leaves these exact: the one that brings the sum of the
-// magnitudes to between 64 and 128.
+// The scale of a query's channels that the CUDA kernels take where RoPE channels stay in bf16, else it is that of
+// quantize(): a power of two, which leaves these exact, the one that brings the sum of the magnitudes to between 64 and
+// 128.
 float scale_by_power(std::span<const float> values) {
   float sum = 0.0f;
   for (float value : values) sum += std::abs(value);
@@ -178,7 +170,7 @@ void MlaTile<T>::load_query(int row) {
   if (emulated_ && q.dtype == DType::kBF16 && problem_.format != CacheFormat::kBF16) {
     const bool rope_is_bf16 = has_record_scales(problem_.format);
     const std::span<float> rounded(line_.data(), rope_is_bf16 ? kLatentDim : kMlaDim);
-    round_to_e4m3(rounded, rope_is_bf16 ? scale_by_power(rounded) : scale_by_amax(rounded));
+    round_to_e4m3(rounded, rope_is_bf16 ? scale_by_power(rounded) : quantized_scale(rounded));
   }
   const T scale = query_scale(problem_, batch_, token, head);
   for (std::int64_t i = 0; i < kMlaDim; ++i) query_[row * kMlaDim + i] = line_[i] * scale;
@@ -274,7 +266,7 @@ void MlaTile<T>::multiply_values(const T* weights, std::int64_t first_column, in
       const T* rest = &weights[row * kStepTokens + shared];
       if constexpr (std::is_same_v<T, float>) {
         if (accumulator_13bit_) {
-          multiply_row_13bit(rest, values, kLatentDim, &output[row * kLatentDim], row_[row].seen, columns);
+          multiply_row_13bit(rest, values, kLatentDim, &output[row * kLatentDim], 0, row_[row].seen, columns);
           continue;
         }
       }

@@ -5,7 +5,7 @@
 
 namespace fp8attn::cpu {
 
-// Runs a validated problem with OpenMP over batch entries, heads and query tiles. Needs no workspace and ignores the
+// Runs a validated problem with OpenMP over sequences, heads and query tiles. Needs no workspace and ignores the
 // stream; returns when the output is written. Memory: one tile of floats a thread, whatever the lengths.
 void prefill(const PrefillProblem& problem, Workspace workspace, Stream stream);
 

@@ -346,12 +346,13 @@ FP8ATTN_CLONES void multiply_add_row(const double* a, const double* b, std::int6
   multiply_add_row_body(a, b, b_stride, c, depth, columns);
 }
 
-FP8ATTN_CLONES void multiply_row_13bit(const float* a, const float* b, std::int64_t b_stride, float* c, int depth,
-                                       int columns) {
+FP8ATTN_CLONES void multiply_row_13bit(const float* a, const float* b, std::int64_t b_stride, float* c, int begin,
+                                       int end, int columns) {
   for (int column = 0; column < columns; column += kLanes<float>) {
     FloatVector sum{};
-    for (int i = 0; i < depth; i += kAccumulatorGroup) {
-      add_group_13bit(sum, a + i, b + i * b_stride + column, b_stride, std::min(kAccumulatorGroup, depth - i));
+    for (int i = begin, next; i < end; i = next) {
+      next = std::min((i / kAccumulatorGroup + 1) * kAccumulatorGroup, end);
+      add_group_13bit(sum, a + i, b + i * b_stride + column, b_stride, next - i);
     }
     vector_at(c + column) = sum;
   }
@@ -362,6 +363,13 @@ FP8ATTN_CLONES float prepare_scores(float* scores, const float* factors, int cou
 }
 FP8ATTN_CLONES double prepare_scores(double* scores, const double* factors, int count, bool half, bool negate) {
   return prepare_scores_body(scores, factors, count, half, negate);
+}
+
+void cap_scores(float* scores, int count, float factor, float softcap) {
+  for (int i = 0; i < count; ++i) scores[i] = softcap * std::tanh(scores[i] * factor);
+}
+void cap_scores(double* scores, int count, double factor, double softcap) {
+  for (int i = 0; i < count; ++i) scores[i] = softcap * std::tanh(scores[i] * factor);
 }
 
 float probabilities(Probability form, float* scores, int count, float top, float factor) {

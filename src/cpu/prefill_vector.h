@@ -35,13 +35,19 @@ void multiply(const double* a, std::int64_t a_stride, const double* b, std::int6
 void multiply_add_row(const float* a, const float* b, std::int64_t b_stride, float* c, int depth, int columns);
 void multiply_add_row(const double* a, const double* b, std::int64_t b_stride, double* c, int depth, int columns);
 
-// c = a * B for one row with the model of the fp8 tensor core's accumulator (docs/kernels/cpu.md).
-void multiply_row_13bit(const float* a, const float* b, std::int64_t b_stride, float* c, int depth, int columns);
+// c = a * B for one row with the model of the fp8 tensor core's accumulator (docs/kernels/cpu.md), of the elements
+// [begin, end) of a and rows of B. Groups begin at multiples of kAccumulatorGroup.
+void multiply_row_13bit(const float* a, const float* b, std::int64_t b_stride, float* c, int begin, int end,
+                        int columns);
 
 // One row of scores, in place: rounded to the 11 significant bits of a half where `half` is set, times factors[i] where
 // factors is given, negated where `negate` is set. Returns their maximum, -infinity for none.
 float prepare_scores(float* scores, const float* factors, int count, bool half, bool negate);
 double prepare_scores(double* scores, const double* factors, int count, bool half, bool negate);
+
+// scores[i] becomes softcap * tanh(scores[i] * factor).
+void cap_scores(float* scores, int count, float factor, float softcap);
+void cap_scores(double* scores, int count, double factor, double softcap);
 
 // scores[i] becomes the probability of x = (scores[i] - top) * factor, x in log2 units. Returns their sum. Elements up
 // to a multiple of kColumnBlock are overwritten.

@@ -22,7 +22,7 @@ void expect_extent(const Extent& extent, int start, int length) {
 }
 
 TEST(BatchView, DenseSequencesHaveWholeEntries) {
-  const BatchView batch{.sequences = 3, .query_capacity = 5, .key_capacity = 70};
+  const BatchView batch{.sequences = 3, .query_capacity = 5, .key_capacity = 70, .aligned_capacity = 128};
   EXPECT_FALSE(batch.uneven());
   expect_extent(batch.queries(2), 0, 5);
   expect_extent(batch.keys(2), 0, 70);
@@ -75,7 +75,7 @@ TYPED_TEST(BatchIndices, TablesNamePagesOrNone) {
 
 TYPED_TEST(BatchIndices, AlignedSequencesDoNotOverlap) {
   const std::vector<TypeParam> offsets = {0, 63, 64, 64, 65, 193, 256};
-  const BatchView batch{.sequences = 6, .key_capacity = 256, .kv_offsets = view(offsets)};
+  const BatchView batch{.sequences = 6, .key_capacity = 256, .kv_offsets = view(offsets), .aligned_capacity = 256};
   int end = 0;
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(batch.aligned_start(i) % BatchView::kAlignment, 0);

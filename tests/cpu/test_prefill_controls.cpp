@@ -1,5 +1,5 @@
 // Every tolerance of the prefill tests must reject outputs that are wrong: zeros, a head copied over another, a dropped
-// scale, keys off by one, an lse off by ln 448.
+// scale, keys or windows off by one, another sequence's length, an lse off by ln 448 or in the other base.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ std::vector<Control> all_controls() {
     // Few enough keys that a single one matters more than 8-bit rounding.
     test.n = {.b = 2, .s_q = 70, .s_kv = 130, .h_q = 4, .h_kv = 2, .d_qk = 64, .d_v = 64};
     test.name = name;
-    if (test.dtype == DType::kE4M3) test.q_scale = test.k_scale = test.v_scale = ScaleForm::kBatchHead;
+    if (test.dtype == DType::kE4M3) test.k_scale = test.v_scale = ScaleForm::kBatchHead;
+    if (test.dtype == DType::kE4M3 && !test.q_dtype) test.q_scale = ScaleForm::kBatchHead;
     all.push_back({test, device});
   };
   add({.name = "", .p_mode = PMode::kExact}, DeviceKind::kCuda, "Fp8Exact");
@@ -37,12 +38,44 @@ std::vector<Control> all_controls() {
   add({.name = "", .dtype = DType::kBF16}, DeviceKind::kCuda, "Bf16");
   add({.name = "", .dtype = DType::kFP16, .out_dtype = DType::kFP16}, DeviceKind::kCuda, "Fp16");
   add({.name = "", .out_dtype = DType::kF32, .arithmetic = CpuArithmetic::kFloat32}, DeviceKind::kCpu, "Float32");
+  add({.name = "", .q_dtype = DType::kBF16}, DeviceKind::kCuda, "Bf16Query");
+  add({.name = "", .out_dtype = DType::kE4M3, .out_scale = 0.0137f}, DeviceKind::kCuda, "Fp8Output");
+  // All that changes logits and outputs, where sequences differ.
+  const PrefillCase batch{.name = "",
+                          .batch = {.ragged_q = true,
+                                    .keys = KeyForm::kPaged,
+                                    .q_lengths = {70, 40},
+                                    .kv_lengths = {130, 100},
+                                    .page_size = 24},
+                          .causal = true,
+                          .window_left = 40,
+                          .softcap = 2.0f,
+                          .sinks = true,
+                          .lse_base = LseBase::k2};
+  const auto add_batch = [&](DType dtype, DType out_dtype, const char* name) {
+    PrefillCase test = batch;
+    test.dtype = dtype;
+    test.out_dtype = out_dtype;
+    if (out_dtype == DType::kE4M3) test.out_scale = 0.0137f;
+    if (dtype == DType::kF32) test.arithmetic = CpuArithmetic::kFloat64;
+    add(test, dtype == DType::kF32 ? DeviceKind::kCpu : DeviceKind::kCuda, name);
+  };
+  add_batch(DType::kE4M3, DType::kBF16, "BatchFp8");
+  add_batch(DType::kE4M3, DType::kE4M3, "BatchFp8Output");
+  add_batch(DType::kBF16, DType::kBF16, "BatchBf16");
+  add_batch(DType::kF32, DType::kF32, "BatchFloat64");
   return all;
 }
 
 std::vector<Control> fp8_controls() {
   std::vector<Control> controls = all_controls();
-  std::erase_if(controls, [](const Control& control) { return control.test.dtype != DType::kE4M3; });
+  std::erase_if(controls, [](const Control& control) { return control.test.q_scale == ScaleForm::kNone; });
+  return controls;
+}
+
+std::vector<Control> batch_controls() {
+  std::vector<Control> controls = all_controls();
+  std::erase_if(controls, [](const Control& control) { return !control.test.batch.uneven(); });
   return controls;
 }
 
@@ -66,6 +99,7 @@ class NegativeControl : public ::testing::TestWithParam<Control> {
         }
       }
     }
+    for (float& value : out) value /= test_.out_scale.value_or(1.0f);
     for (double value : reference.lse) lse.push_back(static_cast<float>(value));
     return {encode_tensor(test_.out_dtype, {n.b, n.s_q, n.h_q, n.d_v}, out),
             encode_tensor(DType::kF32, {n.b, n.h_q, 1, n.s_q}, lse), ""};
@@ -87,6 +121,14 @@ class NegativeControl : public ::testing::TestWithParam<Control> {
 
 // Of the 8-bit cases: others have no scales.
 class ScaleControl : public NegativeControl {};
+
+// Of those with all that a batch can have. Inputs are made for the case as it is, and taken for another.
+class BatchControl : public NegativeControl {
+ protected:
+  bool accepts_taken_for(PrefillCase other) const {
+    return accepts(as_output(make_reference(other, inputs_, reference_.rows)));
+  }
+};
 
 TEST_P(NegativeControl, F_AcceptsTheReference) { EXPECT_TRUE(accepts(right_)); }
 
@@ -134,6 +176,58 @@ TEST_P(NegativeControl, F_RejectsKeysOffByOne) {
   EXPECT_FALSE(accepts(as_output(make_reference(test_, inputs_, reference_.rows, 1))));
 }
 
+TEST_P(BatchControl, L_RejectsAWindowOffByOne) {
+  PrefillCase wider = test_, narrower = test_;
+  ++wider.window_left;
+  --narrower.window_left;
+  EXPECT_FALSE(accepts_taken_for(wider));
+  EXPECT_FALSE(accepts_taken_for(narrower));
+}
+
+TEST_P(BatchControl, L_RejectsALostSoftcap) {
+  PrefillCase uncapped = test_;
+  uncapped.softcap = 0.0f;
+  EXPECT_FALSE(accepts_taken_for(uncapped));
+}
+
+TEST_P(BatchControl, L_RejectsLostSinksAndThoseOfOtherHeads) {
+  PrefillInputs inputs = inputs_;
+  std::ranges::rotate(inputs.sinks, inputs.sinks.begin() + 1);
+  EXPECT_FALSE(accepts(with_inputs(inputs)));
+  inputs.sinks.clear();
+  EXPECT_FALSE(accepts(with_inputs(inputs)));
+}
+
+TEST_P(BatchControl, L_RejectsTheOtherBase) {
+  PrefillCase natural = test_;
+  natural.lse_base = LseBase::kE;
+  EXPECT_FALSE(accepts_taken_for(natural));
+}
+
+TEST_P(BatchControl, H_RejectsLengthsOffByOne) {
+  for (std::int64_t by : {-1, 1}) {
+    PrefillCase other = test_;
+    other.batch.kv_lengths[1] += by;
+    EXPECT_FALSE(accepts_taken_for(other));
+  }
+}
+
+TEST_P(BatchControl, H_RejectsAnotherPage) {
+  PrefillInputs inputs = inputs_;
+  const std::int64_t page_bytes = test_.batch.page_size * test_.n.h_kv * test_.n.d_v * size_of(test_.dtype);
+  std::swap_ranges(inputs.v.bytes.begin(), inputs.v.bytes.begin() + page_bytes, inputs.v.bytes.begin() + page_bytes);
+  EXPECT_FALSE(accepts(with_inputs(inputs)));
+}
+
+TEST_P(BatchControl, F_RejectsADroppedOutputScale) {
+  if (!test_.out_scale) GTEST_SKIP() << "an output without a scale";
+  PrefillOutput output = right_;
+  std::vector<float> values = right_.out.values();
+  for (float& value : values) value *= *test_.out_scale;
+  output.out = encode_tensor(test_.out_dtype, right_.out.shape, values);
+  EXPECT_FALSE(accepts(output));
+}
+
 TEST_P(NegativeControl, F_RejectsLseOffByTheProbabilityFactor) {
   std::vector<float> lse = right_.lse.values();
   for (float& value : lse) value += std::log(448.0f);
@@ -152,6 +246,7 @@ TEST_P(NegativeControl, F_RejectsNan) {
 
 INSTANTIATE_TEST_SUITE_P(Tolerances, NegativeControl, ::testing::ValuesIn(all_controls()), name_of_control);
 INSTANTIATE_TEST_SUITE_P(Tolerances, ScaleControl, ::testing::ValuesIn(fp8_controls()), name_of_control);
+INSTANTIATE_TEST_SUITE_P(Tolerances, BatchControl, ::testing::ValuesIn(batch_controls()), name_of_control);
 
 // NaN in what a row sees reaches it; NaN in what it does not see does not.
 class VisibleNan : public ::testing::TestWithParam<CpuArithmetic> {};
@@ -160,11 +255,12 @@ TEST_P(VisibleNan, A_ReachesItsRowsOnly) {
   const auto device = make_cpu_device();
   for (DType dtype : {DType::kE4M3, DType::kBF16, DType::kFP16, DType::kF32}) {
     for (std::int64_t s_kv : {1, 100, 257}) {
-      const PrefillCase test{.name = std::string(name_of(dtype)),
-                             .n = {.b = 2, .s_q = 70, .s_kv = s_kv, .h_q = 2, .h_kv = 1},
-                             .dtype = dtype,
-                             .causal = true,
-                             .arithmetic = GetParam()};
+      PrefillCase test;
+      test.name = name_of(dtype);
+      test.n = {.b = 2, .s_q = 70, .s_kv = s_kv, .h_q = 2, .h_kv = 1};
+      test.dtype = dtype;
+      test.causal = true;
+      test.arithmetic = GetParam();
       EXPECT_TRUE(nan_reaches_its_rows_only(*device, test));
     }
   }

@@ -55,6 +55,35 @@ std::vector<PrefillCase> cases() {
            .quantize = QuantizeRecipe{.smooth_k = true, .hadamard = true, .center_v = true}}};
 }
 
+// Every way in which a kernel finds the rows of a sequence, with windows that leave whole tiles unseen.
+std::vector<PrefillCase> batch_cases() {
+  const Dims n{.b = 5, .s_q = 300, .s_kv = 700, .h_q = 4, .h_kv = 2, .d_qk = 128, .d_v = 128};
+  const auto batch = [](KeyForm keys, std::int64_t page_size = 64) {
+    return BatchForm{.ragged_q = true,
+                     .keys = keys,
+                     .q_lengths = {300, 1, 130, 0, 64},
+                     .kv_lengths = {640, 700, 130, 64, 0},
+                     .page_size = page_size,
+                     .int64 = page_size != 64};
+  };
+  std::vector<PrefillCase> all = {
+      {.name = "e4m3_lengths", .batch = batch(KeyForm::kDense)},
+      {.name = "e4m3_packed_lengths", .batch = batch(KeyForm::kDense), .v_layout = VLayout::kPacked},
+      {.name = "e4m3_ragged", .batch = batch(KeyForm::kRagged)},
+      {.name = "e4m3_paged", .batch = batch(KeyForm::kPaged)},
+      {.name = "e4m3_packed_paged", .batch = batch(KeyForm::kPaged), .v_layout = VLayout::kPacked},
+      {.name = "e4m3_odd_pages", .batch = batch(KeyForm::kPaged, 24)},
+      {.name = "bf16_ragged", .batch = batch(KeyForm::kRagged), .dtype = DType::kBF16},
+      {.name = "bf16_odd_pages", .batch = batch(KeyForm::kPaged, 5), .dtype = DType::kBF16},
+      {.name = "bf16_q_of_e4m3", .batch = batch(KeyForm::kPaged, 128), .q_dtype = DType::kBF16}};
+  for (PrefillCase& test : all) {
+    test.n = n;
+    test.causal = true;
+    test.window_left = 200;
+  }
+  return all;
+}
+
 class CudaPrefillCalls : public ::testing::TestWithParam<PrefillCase> {
  protected:
   void SetUp() override {
@@ -85,6 +114,45 @@ class CudaPrefillCalls : public ::testing::TestWithParam<PrefillCase> {
 
   std::unique_ptr<TestDevice> device_;
   cudaStream_t stream_ = nullptr;
+};
+
+// How long sequences are, and which one's pages each has.
+struct Sequences {
+  std::vector<std::int64_t> queries, keys, pages_of;
+};
+
+class CudaPrefillBatches : public CudaPrefillCalls {
+ protected:
+  static void set(PrefillRun& run, const Sequences& sequences) {
+    PrefillProblem& problem = run.problem();
+    const auto offsets_of = [](const std::vector<std::int64_t>& lengths, std::int64_t first) {
+      std::vector<std::int64_t> offsets = {first};
+      for (std::int64_t length : lengths) offsets.push_back(offsets.back() + length);
+      return offsets;
+    };
+    if (problem.q_offsets) {
+      run.set_indices(*problem.q_offsets, offsets_of(sequences.queries, run.queries().offsets[0]));
+    }
+    if (problem.kv_offsets) {
+      run.set_indices(*problem.kv_offsets, offsets_of(sequences.keys, run.keys().offsets[0]));
+    }
+    if (problem.kv_lengths) run.set_indices(*problem.kv_lengths, sequences.keys);
+    if (!problem.block_table) return;
+    std::vector<std::int64_t> table;
+    const std::int64_t pages = run.keys().max_pages;
+    for (std::int64_t from : sequences.pages_of) {
+      const auto row = run.keys().block_table.begin() + from * pages;
+      table.insert(table.end(), row, row + pages);
+    }
+    run.set_indices(*problem.block_table, table);
+  }
+
+  PrefillOutput output_of(const PrefillInputs& inputs, const Sequences& sequences) {
+    PrefillRun run(*device_, GetParam(), inputs);
+    set(run, sequences);
+    run.launch();
+    return run.read();
+  }
 };
 
 TEST_P(CudaPrefillCalls, M_RunsOnItsStream) {
@@ -137,6 +205,95 @@ TEST_P(CudaPrefillCalls, K_GraphReplaysWithNewData) {
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
 }
 
+TEST_P(CudaPrefillBatches, K_GraphReplaysWithOtherLengths) {
+  const PrefillCase& test = GetParam();
+  const PrefillInputs inputs = make_inputs(test);
+  const Sequences all{test.batch.q_lengths, test.batch.kv_lengths, {0, 1, 2, 3, 4}};
+  const Sequences ones{{1, 1, 1, 1, 1}, {1, 1, 1, 1, 0}, {0, 1, 2, 3, 4}};
+  const Sequences none{{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 1, 2, 3, 4}};
+  const Sequences exchanged{{1, 300, 7, 64, 0}, {700, 640, 64, 130, 0}, {1, 0, 3, 2, 4}};
+  PrefillRun run(*device_, test, inputs);
+  set(run, ones);
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  expect_success(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+  run.launch(stream_);
+  expect_success(cudaStreamEndCapture(stream_, &graph));
+  expect_success(cudaGraphInstantiate(&executable, graph, 0));
+  int replay = 0;
+  for (const Sequences& sequences : {all, ones, exchanged, none, all, exchanged}) {
+    run.clear_output();
+    set(run, sequences);
+    expect_success(cudaGraphLaunch(executable, stream_));
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    EXPECT_TRUE(run.read() == output_of(inputs, sequences)) << "replay " << replay;
+    ++replay;
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST_P(CudaPrefillBatches, G_TwoCallsAtOnce) {
+  const PrefillInputs inputs = make_inputs(GetParam());
+  const Sequences all{GetParam().batch.q_lengths, GetParam().batch.kv_lengths, {0, 1, 2, 3, 4}};
+  const Sequences exchanged{{1, 300, 7, 64, 0}, {700, 640, 64, 130, 0}, {1, 0, 3, 2, 4}};
+  const PrefillOutput want = output_of(inputs, all), want_exchanged = output_of(inputs, exchanged);
+  ASSERT_FALSE(want == want_exchanged);
+  PrefillRun first(*device_, GetParam(), inputs), second(*device_, GetParam(), inputs);
+  set(first, all);
+  set(second, exchanged);
+  cudaStream_t other;
+  expect_success(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+  for (int i = 0; i < 20; ++i) {
+    first.launch(stream_);
+    second.launch(other);
+  }
+  EXPECT_TRUE(first.read() == want);
+  EXPECT_TRUE(second.read() == want_exchanged);
+  EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+}
+
+TEST_P(CudaPrefillBatches, K_WorkspaceDoesNotDependOnLengths) {
+  PrefillRun run(*device_, GetParam(), make_inputs(GetParam()));
+  const std::size_t size = workspace_size(run.problem());
+  set(run, {{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 1, 2, 3, 4}});
+  EXPECT_EQ(workspace_size(run.problem()), size);
+}
+
+// Pages that lie 400 MB apart, so that byte offsets pass 2^32, those of values 200 MB behind those of keys.
+TEST_P(CudaPrefillBatches, D_CacheBeyondFourGigabytes) {
+  constexpr std::int64_t kPageStride = std::int64_t{400} << 20, kValueOffset = kPageStride / 2;
+  PrefillCase test = GetParam();
+  if (test.batch.keys != KeyForm::kPaged) GTEST_SKIP() << "keys without pages";
+  test.batch.page_size = 64;
+  const PrefillInputs inputs = make_inputs(test);
+  PrefillRun run(*device_, test, inputs);
+  run.launch();
+  const PrefillOutput want = run.read();
+  const HostTensor k = spread(inputs.k, run.keys(), 1, Gap::kZeros), v = spread(inputs.v, run.keys(), 1, Gap::kZeros);
+  const HostTensor stored_v = test.v_layout == VLayout::kPacked ? pack_host_v(v) : v;
+  const std::int64_t pages = run.keys().outer, page_bytes = std::ssize(k.bytes) / pages;
+  ASSERT_GT(pages * kPageStride, std::int64_t{1} << 32);
+  void* memory = nullptr;
+  expect_success(cudaMalloc(&memory, pages * kPageStride));
+  auto* const bytes = static_cast<std::uint8_t*>(memory);
+  for (std::int64_t page = 0; page < pages; ++page) {
+    const auto copy = [&](std::int64_t offset, const HostTensor& from) {
+      expect_success(cudaMemcpy(bytes + page * kPageStride + offset, &from.bytes[page * page_bytes], page_bytes,
+                                cudaMemcpyHostToDevice));
+    };
+    copy(0, k);
+    copy(kValueOffset, stored_v);
+  }
+  run.problem().k.data = bytes;
+  run.problem().v.data = bytes + kValueOffset;
+  run.problem().k.strides[0] = run.problem().v.strides[0] = kPageStride / size_of(test.dtype);
+  run.clear_output();
+  run.launch();
+  EXPECT_TRUE(run.read() == want);
+  EXPECT_EQ(cudaFree(memory), cudaSuccess);
+}
+
 TEST_P(CudaPrefillCalls, M_SecondGpuWhileTheFirstIsCurrent) {
   std::vector<int> usable;
   for (const BackendInfo& backend : list_backends()) {
@@ -155,6 +312,9 @@ TEST_P(CudaPrefillCalls, M_SecondGpuWhileTheFirstIsCurrent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Elements, CudaPrefillCalls, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Forms, CudaPrefillBatches, ::testing::ValuesIn(batch_cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

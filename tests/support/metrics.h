@@ -14,6 +14,8 @@ struct Tolerance {
   double relative_l2 = 0;  // per head: |out - reference| / |reference|. The cosine must be at least 1 - relative_l2^2
   double row_abs = 0;      // per row: largest error, in units of the head's largest |reference|
   double lse_abs = 0;      // per row
+  // Whether relative_l2 is what the errors of many numbers come to, around which those of few rows scatter.
+  bool averages = false;
 };
 
 // The worst head or row of each kind.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 
+#include "method_tools.h"
 #include "mla_run.h"
 
 namespace fp8attn::test {
@@ -15,23 +16,6 @@ namespace {
 using ::testing::AssertionFailure;
 using ::testing::AssertionResult;
 using ::testing::AssertionSuccess;
-
-AssertionResult same_bits(const PrefillOutput& got, const PrefillOutput& want, const std::string& what) {
-  if (!got.wrong_write.empty()) return AssertionFailure() << what << ": " << got.wrong_write;
-  if (got == want) return AssertionSuccess();
-  const auto differ = [](const HostTensor& a, const HostTensor& b) {
-    return std::mismatch(a.bytes.begin(), a.bytes.end(), b.bytes.begin()).first - a.bytes.begin();
-  };
-  return AssertionFailure() << what << ": first differing byte of out " << differ(got.out, want.out) << " of "
-                            << want.out.bytes.size() << ", of lse " << differ(got.lse, want.lse) << " of "
-                            << want.lse.bytes.size();
-}
-
-void append(AssertionResult& all, AssertionResult one) {
-  if (one) return;
-  if (all) all = AssertionFailure();
-  all << one.message() << "\n";
-}
 
 // Relative L2 of everything. NaN where something is.
 double overall_error(const MlaCase& test, const Reference& reference, const PrefillOutput& output) {

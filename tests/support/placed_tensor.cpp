@@ -10,19 +10,6 @@
 #include "fp8attn/quantize.h"
 
 namespace fp8attn::test {
-namespace {
-
-std::vector<std::uint8_t> filled(std::size_t bytes, DType dtype, Gap gap) {
-  if (gap == Gap::kZeros) return std::vector<std::uint8_t>(bytes, 0);
-  if (gap == Gap::kPattern) return std::vector<std::uint8_t>(bytes, 0x5A);
-  const std::vector<std::uint8_t> nan = nan_bytes(dtype);
-  std::vector<std::uint8_t> content(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) content[i] = nan[i % nan.size()];
-  return content;
-}
-
-}  // namespace
-
 std::int64_t HostTensor::count() const {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>{});
 }
@@ -102,6 +89,15 @@ Placement place(Layout layout, std::span<const std::int64_t> shape, DimRoles rol
   return placement;
 }
 
+std::vector<std::uint8_t> gap_bytes(std::size_t bytes, DType dtype, Gap gap) {
+  if (gap == Gap::kZeros) return std::vector<std::uint8_t>(bytes, 0);
+  if (gap == Gap::kPattern) return std::vector<std::uint8_t>(bytes, kPatternByte);
+  const std::vector<std::uint8_t> nan = nan_bytes(dtype);
+  std::vector<std::uint8_t> content(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) content[i] = nan[i % nan.size()];
+  return content;
+}
+
 template <class Visit>
 void PlacedTensor::for_each_element(Visit visit) const {
   const auto& shape = tensor_.shape;
@@ -122,7 +118,7 @@ PlacedTensor::PlacedTensor(TestDevice& device, const HostTensor& tensor, const P
     : device_(device.device()),
       tensor_(tensor),
       placement_(placement),
-      initial_(filled(tensor.count() == 0 ? 0 : placement.size * size_of(tensor.dtype), tensor.dtype, gap)),
+      initial_(gap_bytes(tensor.count() == 0 ? 0 : placement.size * size_of(tensor.dtype), tensor.dtype, gap)),
       buffer_(device, initial_.size()) {
   const std::int64_t element = size_of(tensor.dtype);
   for_each_element([&](std::int64_t position, std::int64_t index, std::int64_t count) {

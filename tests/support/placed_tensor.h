@@ -57,6 +57,11 @@ Placement place(Layout layout, std::span<const std::int64_t> shape, DimRoles rol
 // What fills the memory between the elements.
 enum class Gap : std::uint8_t { kZeros, kNan, kPattern };
 
+inline constexpr std::uint8_t kPatternByte = 0x5A;
+
+// So much memory of it.
+std::vector<std::uint8_t> gap_bytes(std::size_t bytes, DType dtype, Gap gap);
+
 class PlacedTensor {
  public:
   PlacedTensor(TestDevice& device, const HostTensor& tensor, const Placement& placement, Gap gap);

@@ -1,6 +1,11 @@
 #include "prefill_case.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <ostream>
+
+#include "fp8attn/e4m3.h"
 
 namespace fp8attn::test {
 namespace {
@@ -22,7 +27,7 @@ HostScale make_scale(ScaleForm form, float base, std::int64_t batch, std::int64_
   return scale;
 }
 
-HostTensor store(const PrefillCase& test, std::vector<float>& values, std::vector<std::int64_t> shape,
+HostTensor store(const PrefillCase& test, DType dtype, std::vector<float>& values, std::vector<std::int64_t> shape,
                  const HostScale& scale, bool by_channel) {
   const std::int64_t s = shape[1], h = shape[2], d = shape[3];
   if (scale.form != ScaleForm::kNone && test.divide_by_scale) {
@@ -32,7 +37,7 @@ HostTensor store(const PrefillCase& test, std::vector<float>& values, std::vecto
       values[i] /= unit;
     }
   }
-  return encode_tensor(test.dtype, std::move(shape), values);
+  return encode_tensor(dtype, std::move(shape), values);
 }
 
 }  // namespace
@@ -64,9 +69,30 @@ PrefillInputs make_inputs(const PrefillCase& test) {
     inputs.lse_bias = make_scale(ScaleForm::kChannel, -0.9f, n.b, n.h_q, n.s_q);
   }
   RealTensors data = make_data(test.data, n);
-  inputs.q = store(test, data.q, {n.b, n.s_q, n.h_q, n.d_qk}, inputs.q_scale, false);
-  inputs.k = store(test, data.k, {n.b, n.s_kv, n.h_kv, n.d_qk}, inputs.k_scale, false);
-  inputs.v = store(test, data.v, {n.b, n.s_kv, n.h_kv, n.d_v}, inputs.v_scale, true);
+  // Near the logarithm of the sum of a few hundred weights, distinct, some none.
+  for (std::int64_t head = 0; test.sinks && head < n.h_q; ++head) {
+    inputs.sinks.push_back(head % 4 == 3 ? -std::numeric_limits<float>::infinity()
+                                         : 4.3f + 0.7f * static_cast<float>(head % 3));
+  }
+  inputs.q = store(test, test.q_dtype.value_or(test.dtype), data.q, {n.b, n.s_q, n.h_q, n.d_qk}, inputs.q_scale, false);
+  inputs.k = store(test, test.dtype, data.k, {n.b, n.s_kv, n.h_kv, n.d_qk}, inputs.k_scale, false);
+  inputs.v = store(test, test.dtype, data.v, {n.b, n.s_kv, n.h_kv, n.d_v}, inputs.v_scale, true);
+  return inputs;
+}
+
+PrefillInputs with_rounded_queries(const PrefillCase& test, PrefillInputs inputs) {
+  if (!test.q_dtype) return inputs;
+  std::vector<float> values = inputs.q.values();
+  const std::int64_t channels = test.n.d_qk;
+  for (std::size_t row = 0; row < values.size(); row += channels) {
+    float amax = 0.0f;
+    for (std::int64_t i = 0; i < channels; ++i) amax = std::max(amax, std::abs(values[row + i]));
+    const float scale = amax > 0.0f ? amax / 448.0f : 1.0f;
+    for (std::int64_t i = 0; i < channels; ++i) {
+      values[row + i] = scale * e4m3_to_float(e4m3_from_float(values[row + i] * (1.0f / scale)));
+    }
+  }
+  inputs.q = encode_tensor(DType::kF32, inputs.q.shape, values);
   return inputs;
 }
 

@@ -54,11 +54,12 @@ void add_lengths(Table& table) {
 // More query tiles than an H200 has multiprocessors, so that some take several one after the other; short ones, long
 // ones, and ones that see no key in turn.
 void add_many_tiles(Table& table) {
+  const std::int64_t h_kv = table.cpu() ? 1 : 8;
   for (const auto& [d, d_v] : kKernelDims) {
     for (DType dtype : {DType::kE4M3, DType::kBF16}) {
       for (auto [s_q, s_kv] : {std::pair{400, 700}, {400, 330}}) {
         PrefillCase test{.name = fmt::format("G_many_tiles_{}_d{}_{}x{}", name_of(dtype), d, s_q, s_kv),
-                         .n = {.b = 3, .s_q = s_q, .s_kv = s_kv, .h_q = 40, .h_kv = 8, .d_qk = d, .d_v = d_v},
+                         .n = {.b = 3, .s_q = s_q, .s_kv = s_kv, .h_q = 5 * h_kv, .h_kv = h_kv, .d_qk = d, .d_v = d_v},
                          .dtype = dtype,
                          .causal = true};
         if (dtype == DType::kE4M3) test.v_layout = VLayout::kPacked;
@@ -318,7 +319,7 @@ std::vector<PrefillCase> forms_of(PrefillCase test, DeviceKind device) {
     test.arithmetic = CpuArithmetic::kEmulated13;
     add("emulated13");
   }
-  test.out_dtype = DType::kF32;
+  if (test.out_dtype != DType::kE4M3) test.out_dtype = DType::kF32;
   for (CpuArithmetic arithmetic : {CpuArithmetic::kFloat32, CpuArithmetic::kFloat64}) {
     test.arithmetic = arithmetic;
     add(name_of(arithmetic));
@@ -339,7 +340,9 @@ std::vector<PrefillCase> reference_cases(DeviceKind device) {
   add_special_scales(table);
   add_long(table);
   if (!table.cpu()) add_many(table);
-  return table.take();
+  std::vector<PrefillCase> cases = table.take();
+  for (PrefillCase& test : batch_cases(device)) cases.push_back(std::move(test));
+  return cases;
 }
 
 }  // namespace fp8attn::test

@@ -25,8 +25,9 @@ class ValueCleaner {
   __device__ explicit ValueCleaner(typename Traits::Shared& shared) : shared_(shared), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    for (OrderQueue<2 * Traits::kStages> orders(shared_.value_orders);; orders.advance()) {
-      const int packed = orders.wait();
+    auto& orders = shared_.value_orders;
+    for (RingPosition<2 * Traits::kStages> position;; position.advance()) {
+      const int packed = orders.wait(position);
       if (packed == orders.kEnd) return;
       const Order order = Order::from(packed);
       uint8_t* stage = shared_.value[order.stage];
@@ -90,8 +91,9 @@ class QueryCleaner {
   __device__ explicit QueryCleaner(typename Traits::Shared& shared) : shared_(shared), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
-    for (OrderQueue<2 * Traits::kQueryStages> orders(shared_.query_orders);; orders.advance()) {
-      const int slot = orders.wait();
+    auto& orders = shared_.query_orders;
+    for (RingPosition<2 * Traits::kQueryStages> position;; position.advance()) {
+      const int slot = orders.wait(position);
       if (slot == orders.kEnd) return;
       const int stage = slot % Traits::kQueryStages;
       for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {

@@ -128,18 +128,17 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
 }
 
 // What differs from channel to channel: accumulator row i times factor[i] and the V scale, plus the V mean where the
-// row sees a key, so that sum[i] is not 0. Leaves factors of 1. A scale of whole heads is in the factors already.
+// row sees a key, so that sum[i] is not 0. Leaves factors of 1.
 template <int kRegisters>
 __device__ __forceinline__ void finish_channels(float (&value)[kRegisters], float (&factor)[2], const float (&sum)[2],
                                                 const PrefillParams& params, int batch, int head, int lane) {
-  const bool scaled = params.v_scale.inner_stride != 0;
 #pragma unroll
   for (int j = 0; j < kRegisters / 4; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       // Channels that the tensors lack are not stored.
       const int channel = min(8 * j + 2 * (lane & 3) + c, params.head_dim_v - 1);
-      const float scale = scaled ? params.v_scale.at(batch, head, channel) : 1.0f;
+      const float scale = params.v_scale.at(batch, head, channel);
       const float mean = params.v_mean.at(batch, head, channel, 0.0f);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

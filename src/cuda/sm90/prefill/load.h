@@ -7,6 +7,7 @@
 #include "cuda/sm90/prefill/clear.h"
 #include "cuda/sm90/prefill/params.h"
 #include "cuda/sm90/prefill/traits.h"
+#include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/scheduler.h"
 
@@ -38,37 +39,53 @@ class Announcer {
   using Plan = typename Traits::Plan;
 
   __device__ Announcer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
-      : shared_(shared), maps_(maps), params_(params), orders_(shared.query_orders) {}
+      : shared_(shared), maps_(maps), params_(params) {}
 
   __device__ void run() {
     StaticSchedule schedule(params_.order, params_.list);
     for (;; position_.advance()) {
-      wait_for_slot();
-      Plan& plan = shared_.tile[slot()];
+      if constexpr (!kPlansAhead) wait_for_stage();
       TileCoordinates tile;
       if (!schedule.next(tile)) break;
-      plan.sequence = tile.batch;
-      plan.head = tile.head;
-      plan.row = tile.query_tile * Traits::kTileM;
-      plan_tile(plan);
+      plan_tile(tile);
       arrive_barrier(&shared_.announced[slot()]);
+      if constexpr (kPlansAhead) wait_for_stage();
       load_queries(shared_.tile[slot()]);
     }
+    if constexpr (kPlansAhead) wait_for_stage();
     shared_.tile[slot()].plan_end(previous());
     arrive_barrier(&shared_.announced[slot()]);
     for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
-    if (params_.batch.ragged_queries()) orders_.end();
+    if (params_.batch.ragged_queries()) shared_.query_orders.end();
   }
 
  private:
-  // Works out what is to be done of a tile whose place is known.
-  __device__ void plan_tile(Plan& plan) {
-    const Extent queries = params_.batch.queries(plan.sequence), keys = params_.batch.keys(plan.sequence);
+  // The slot of tile i held tile i - kTileSlots, which is done with when the consumers have entered the second tile
+  // behind it. They have entered tile i - 1 - kQueryStages, or its successor would not have been announced; so with few
+  // stages a tile can be planned before there is a stage for its query.
+  static constexpr bool kPlansAhead = Traits::kTileSlots > Traits::kQueryStages + 2;
+
+  // Works out, in the slot of the tile, what is to be done of it.
+  __device__ void plan_tile(const TileCoordinates& tile) {
+    place_tile(tile, shared_.tile[slot()]);
+    // In two parts, the second of which reads back what the first has written: there are 24 registers.
+    Plan& plan = shared_.tile[ptx::launder(slot())];
+    const Mask mask{plan.query_length, plan.key_length, params_.causal, params_.window_left};
+    plan.template plan_steps<Traits::kBlocksPerStep>(mask, params_.batch.ragged_queries(), previous());
+  }
+
+  __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {
+    plan.sequence = tile.batch;
+    plan.head = tile.head;
+    plan.row = tile.query_tile * Traits::kTileM;
+    const Extent queries = params_.batch.queries(tile.batch);
     plan.query_start = queries.start;
-    plan.key_start = start_of(params_.keys, plan.sequence, keys);
-    plan.value_start = start_of(params_.values, plan.sequence, keys);
-    const Mask mask{queries.length, keys.length, params_.causal, params_.window_left};
-    plan.template plan_steps<Traits::kBlocksPerStep>(mask, plan.row, params_.batch.ragged_queries(), previous());
+    plan.query_length = queries.length;
+    const Extent keys = params_.batch.keys(tile.batch);
+    plan.key_length = keys.length;
+    const int aligned_start = params_.batch.aligned_start(tile.batch, keys);
+    plan.key_start = start_of(params_.keys, keys, aligned_start);
+    plan.value_start = start_of(params_.values, keys, aligned_start);
   }
 
   __device__ int slot() const { return position_.count % Traits::kTileSlots; }
@@ -78,7 +95,7 @@ class Announcer {
   }
 
   // Until all consumers have released the stage of the query. The slot of the tile is free then too.
-  __device__ void wait_for_slot() {
+  __device__ void wait_for_stage() {
     for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
   }
 
@@ -88,7 +105,7 @@ class Announcer {
     for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
     uint64_t* order = nullptr;
     if (cleared > 0) {
-      order = orders_.add(slot());
+      order = shared_.query_orders.add(slot());
       expect_bytes(order, cleared * Traits::QueryTile::kBytes);
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
@@ -114,20 +131,15 @@ class Announcer {
   }
 
   // A sequence without keys has one block anyway, all of it hidden: from before the tensor, which reads as 0.
-  __device__ int start_of(Placement placement, int sequence, const Extent& keys) const {
+  __device__ static int start_of(Placement placement, const Extent& keys, int aligned_start) {
     if (keys.length == 0) return -Traits::kBlockN;
-    switch (placement) {
-      case Placement::kRows: return keys.start;
-      case Placement::kAligned: return params_.batch.aligned_start(sequence);
-      default: return 0;
-    }
+    return placement == Placement::kRows ? keys.start : placement == Placement::kAligned ? aligned_start : 0;
   }
 
   Shared& shared_;
   const PrefillMaps& maps_;
   const PrefillParams& params_;
   RingPosition<Traits::kQueryStages> position_;
-  OrderQueue<2 * Traits::kQueryStages> orders_;
 };
 
 // One warp: keys and values, from the last step of a tile to the first. Lanes look pages up, the first one loads.
@@ -138,7 +150,7 @@ class Loader {
   using Plan = typename Traits::Plan;
 
   __device__ Loader(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
-      : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32), orders_(shared.value_orders) {}
+      : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
     // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
@@ -155,7 +167,7 @@ class Loader {
         load_values(plan, head, blocks, last);
       }
     }
-    if (params_.clears_values && lane_ == 0) orders_.end();
+    if (params_.clears_values && lane_ == 0) shared_.value_orders.end();
   }
 
  private:
@@ -215,7 +227,7 @@ class Loader {
     uint64_t* full = &ring.full[value_.stage()];
     if (lane_ == 0 && last && params_.clears_values && plan.last_tokens < Traits::kBlockN) {
       const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count - 1, plan.last_tokens};
-      full = orders_.add(order.packed());
+      full = shared_.value_orders.add(order.packed());
     }
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
     for_each_box(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
@@ -246,7 +258,6 @@ class Loader {
   const PrefillParams& params_;
   const int lane_;
   RingPosition<Traits::kStages> key_, value_;
-  OrderQueue<2 * Traits::kStages> orders_;  // of the first lane
 };
 
 }  // namespace fp8attn::cuda

@@ -21,15 +21,17 @@ inline BatchView batch_view(const PrefillProblem& problem) {
   const PrefillBatch batch = batch_of(problem);
   // Without a page no sequence has a token that lies anywhere.
   const bool no_page = batch.keys == KeyLayout::kPaged && batch.pages == 0;
+  const int key_capacity = no_page ? 0 : static_cast<int>(batch.key_capacity);
   return {.sequences = static_cast<int>(batch.b),
           .query_capacity = static_cast<int>(batch.query_capacity),
-          .key_capacity = no_page ? 0 : static_cast<int>(batch.key_capacity),
+          .key_capacity = key_capacity,
           .q_offsets = index_view(problem.q_offsets),
           .kv_offsets = index_view(problem.kv_offsets),
           .kv_lengths = index_view(problem.kv_lengths),
           .block_table = index_view(problem.block_table),
           .page_size = static_cast<int>(batch.page_size),
-          .pages = static_cast<int>(batch.pages)};
+          .pages = static_cast<int>(batch.pages),
+          .aligned_capacity = BatchView::aligned(key_capacity)};
 }
 
 struct PreparedBatch {

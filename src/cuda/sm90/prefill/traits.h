@@ -62,7 +62,8 @@ struct PrefillTraits {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = kConsumers == 3 ? 160 : 240;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
   // Where P is cheap to make, the tensor core is the bound: the scores of the next step are then queued behind P V. The
   // registers for that come from the query, which is read from shared memory.
   static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192 || (kHeadDimQk == 128 && kPMode == PMode::kFast);
@@ -86,7 +87,7 @@ struct PrefillTraits {
   using Plan = TilePlan<kConsumers>;
   static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
 
-  using CapFactor = std::conditional_t<kIsE4M3, uint16_t, float>;  // half or float, as the scores
+  using Factor = std::conditional_t<kIsE4M3, uint16_t, float>;  // of a softcap
 
   struct Shared {
     alignas(1024) uint8_t query[kConsumers][kQueryStages][QueryTile::kBytes];
@@ -94,14 +95,13 @@ struct PrefillTraits {
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
-    // Of the tile entered last, where there is a softcap: what brings a row's scores to the argument of tanh.
-    CapFactor cap_factor[kConsumers][kWarpgroupM];
+    Factor cap_factor[kConsumers][kWarpgroupM];         // of the rows of the tile entered last
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
     uint64_t announced[kTileSlots];                     // the thread that announces tiles -> the warp that loads keys
-    OrderBarriers<2 * kStages> value_orders;            // TMA -> a warp that clears -> value_ring
-    OrderBarriers<2 * kQueryStages> query_orders;       // TMA -> a warp that clears -> query_ring
+    OrderQueue<2 * kStages> value_orders;               // TMA -> a warp that clears -> value_ring
+    OrderQueue<2 * kQueryStages> query_orders;          // TMA -> a warp that clears -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };

@@ -46,6 +46,7 @@ struct BatchView {
   IndexView kv_lengths = {};   // [sequences]
   IndexView block_table = {};  // [sequences, max_pages]
   int page_size = 0, pages = 0;
+  int aligned_capacity = 0;  // key_capacity rounded up to kAlignment
 
   FP8ATTN_HOST_DEVICE bool ragged_queries() const { return q_offsets.data != nullptr; }
   FP8ATTN_HOST_DEVICE bool ragged_keys() const { return kv_offsets.data != nullptr; }
@@ -77,19 +78,20 @@ struct BatchView {
   // lie that are rearranged before the kernel. Known without adding up lengths, so some positions are unused. Below
   // 2^31 by validation.
   static constexpr int kAlignment = 64;
-  FP8ATTN_HOST_DEVICE int aligned_start(int sequence) const {
-    if (!ragged_keys()) return sequence * aligned(key_capacity);
-    return kAlignment * (keys(sequence).start / kAlignment + sequence);
+  static constexpr int aligned(int tokens) { return (tokens + kAlignment - 1) / kAlignment * kAlignment; }
+  FP8ATTN_HOST_DEVICE int aligned_start(int sequence) const { return aligned_start(sequence, keys(sequence)); }
+  // The same, of keys that have been looked up.
+  FP8ATTN_HOST_DEVICE int aligned_start(int sequence, const Extent& keys) const {
+    if (!ragged_keys()) return sequence * aligned_capacity;
+    return kAlignment * (keys.start / kAlignment + sequence);
   }
   // Of all sequences.
   FP8ATTN_HOST_DEVICE int64_t aligned_positions() const {
-    if (!ragged_keys()) return int64_t{sequences} * aligned(key_capacity);
-    return int64_t{aligned(key_capacity)} + int64_t{kAlignment} * sequences;
+    if (!ragged_keys()) return int64_t{sequences} * aligned_capacity;
+    return int64_t{aligned_capacity} + int64_t{kAlignment} * sequences;
   }
 
  private:
-  FP8ATTN_HOST_DEVICE static int aligned(int tokens) { return (tokens + kAlignment - 1) / kAlignment * kAlignment; }
-
   FP8ATTN_HOST_DEVICE static Extent between(const IndexView& offsets, int sequence, int capacity) {
     const int start = clamped_length(offsets.at(sequence), capacity);
     const int end = clamped_length(offsets.at(sequence + 1), capacity);

@@ -59,42 +59,31 @@ class RingCounter {
 // arrives on the stage's own barrier in TMA's place. There are twice as many slots as stages, so that a slot has been
 // read when it comes again: a stage is given out again behind its order only, and orders come in the order of stages.
 template <int kSlots>
-struct OrderBarriers {
+struct OrderQueue {
+  static constexpr int kEnd = -1;  // the last order
+
   uint64_t full[kSlots];
   int order[kSlots];
+  int added;
 
   __device__ void init() {
     for (auto& barrier : full) ::cuda::ptx::mbarrier_init(&barrier, 1);
+    added = 0;
   }
-};
-
-// Either side of it.
-template <int kSlots>
-class OrderQueue {
- public:
-  static constexpr int kEnd = -1;  // the last order
-
-  __device__ explicit OrderQueue(OrderBarriers<kSlots>& barriers) : barriers_(barriers) {}
 
   // Notes an order and gives the barrier that its bytes are to complete, on which one arrival will release it.
-  __device__ uint64_t* add(int order) {
-    barriers_.order[position_.stage()] = order;
-    uint64_t* full = &barriers_.full[position_.stage()];
-    position_.advance();
-    return full;
+  __device__ uint64_t* add(int next) {
+    const int slot = added++ % kSlots;
+    order[slot] = next;
+    return &full[slot];
   }
   __device__ void end() { arrive_barrier(add(kEnd)); }
 
-  // The order that this stands at, when its bytes have come.
-  __device__ int wait() const {
-    wait_barrier(&barriers_.full[position_.stage()], position_.parity());
-    return barriers_.order[position_.stage()];
+  // The order at `position`, when its bytes have come.
+  __device__ int wait(const RingPosition<kSlots>& position) {
+    wait_barrier(&full[position.stage()], position.parity());
+    return order[position.stage()];
   }
-  __device__ void advance() { position_.advance(); }
-
- private:
-  OrderBarriers<kSlots>& barriers_;
-  RingPosition<kSlots> position_;
 };
 
 }  // namespace fp8attn::cuda

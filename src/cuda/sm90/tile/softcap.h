@@ -1,5 +1,6 @@
-// Logits x become cap * tanh(x / cap). In two parts: scores become tanh(score * factor), and these are multiplied with
-// the cap in octaves where scores would be with their own multiplier.
+// Logits x become cap * tanh(x / cap): scores become tanh(score * factor), and are then multiplied with the cap in
+// octaves where they would be with their own multiplier. Rows whose scores are so far below the cap that it changes
+// them by less than their last place stay as they are: their factor is 0.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -10,48 +11,55 @@
 
 namespace fp8attn::cuda {
 
-// In half: factors are as small as 1e-8, and a cap in octaves may exceed half's range. So a factor is kept 2^10 times,
-// and the results of tanh are made 2^8 times as large.
-inline constexpr float kHalfFactorUnit = 0x1p10f, kHalfResultUnit = 0x1p8f;
-
-// How a factor of scores of a type, uint16_t (half) or float, is kept.
+// How a factor is kept, by the type of the scores. In half 2^10 times, and what tanh gives is made 2^8 times as large:
+// the factors that matter reach down to 2^-22, and the cap in octaves may exceed half's range.
 template <class Factor>
-__device__ __forceinline__ Factor cap_factor(float factor) {
-  if constexpr (sizeof(Factor) == 2) {
-    return __half_as_ushort(__float2half_rn(fminf(factor * kHalfFactorUnit, 65504.0f)));
-  } else {
-    return factor;
+struct CapFactor;
+
+template <>
+struct CapFactor<uint16_t> {
+  static constexpr float kUnit = 0x1p10f, kResultUnit = 0x1p8f;
+  static constexpr float kLeast = 0x1p-22f;  // scores are below 2^16
+  __device__ static uint16_t kept(float factor) {
+    return __half_as_ushort(__float2half_rn(fminf(factor * kUnit, 65504.0f)));
   }
-}
+};
 
-// From what tanh gives to octaves.
-template <class Factor>
-__device__ __forceinline__ float capped_multiplier(float cap_log2) {
-  return sizeof(Factor) == 2 ? cap_log2 / kHalfResultUnit : cap_log2;
-}
+template <>
+struct CapFactor<float> {
+  static constexpr float kResultUnit = 1.0f;
+  static constexpr float kLeast = 0x1p-80f;
+  __device__ static float kept(float factor) { return factor; }
+};
 
-// Scores lie as for hide_from(); a factor a row.
+// Scores lie as for hide_from(); `factors` as they are kept, of the thread's two rows.
 template <int kRegisters>
-__device__ __forceinline__ void cap_scores(uint32_t (&scores)[kRegisters], uint16_t factor0, uint16_t factor1) {
+__device__ __forceinline__ void cap_scores(uint32_t (&scores)[kRegisters], const uint16_t (&factors)[2]) {
   constexpr uint32_t kBack = 0x14001400, kResult = 0x5C005C00;  // 2^-10, 2^8
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint32_t factors = (i == 0 ? factor0 : factor1) * 0x10001u;
+    if (factors[i] == 0) continue;
+    const uint32_t factor = factors[i] * 0x10001u;
 #pragma unroll
     for (int j = 0; j < kRegisters / 2; ++j) {
       uint32_t& pair = scores[2 * j + i];
-      pair = ptx::mul_half2(ptx::tanh_half2(ptx::mul_half2(ptx::mul_half2(pair, factors), kBack)), kResult);
+      pair = ptx::mul_half2(ptx::tanh_half2(ptx::mul_half2(ptx::mul_half2(pair, factor), kBack)), kResult);
     }
   }
 }
 
 template <int kRegisters>
-__device__ __forceinline__ void cap_scores(float (&scores)[kRegisters], float factor0, float factor1) {
+__device__ __forceinline__ void cap_scores(float (&scores)[kRegisters], const float (&factors)[2]) {
 #pragma unroll
-  for (int j = 0; j < kRegisters / 4; ++j) {
+  for (int i = 0; i < 2; ++i) {
+    if (factors[i] == 0.0f) continue;
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      scores[4 * j + r] = ptx::tanh_float(scores[4 * j + r] * (r < 2 ? factor0 : factor1));
+    for (int j = 0; j < kRegisters / 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[4 * j + 2 * i + c];
+        score = ptx::tanh_float(score * factors[i]);
+      }
     }
   }
 }

@@ -95,8 +95,8 @@ class SoftmaxHalf {
   }
 
   // log2 of the sum of 2^(score * multiplier), from the sum of the stored probabilities of row i. multiplier: what
-  // reset() got, or that times a power of two. The probabilities were made with its rounding to half, which moves large
-  // logits: they are corrected by what it moved the largest one.
+  // reset() got, or that times a power of two, or 0 where that is not known. The probabilities were made with its
+  // rounding to half, which moves large logits: they are corrected by what it moved the largest one.
   __device__ float log2_sum(int i, float stored_sum, float multiplier) const {
     const uint32_t ratio = __float_as_uint(multiplier / ptx::low_half_to_float(multiplier_[i]));
     const float mantissa = __uint_as_float((ratio & 0x007FFFFFu) | 0x3F800000u);

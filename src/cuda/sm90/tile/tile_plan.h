@@ -72,21 +72,18 @@ struct TilePlan {
   // but the first have rows. The first one does the tile's first steps, the last one its last: so of two warpgroups,
   // each passes over one stage at most between two tiles, and loads never wait for a warpgroup that waits for them.
   template <int kBlocksPerStep>
-  FP8ATTN_HOST_DEVICE void plan_steps(const Mask& mask, int first_row, bool ragged, const TilePlan* previous) {
+  FP8ATTN_HOST_DEVICE void plan_steps(const Mask& mask, bool ragged, const TilePlan* previous) {
     static_assert(kWarpgroups - 1 <= kBlocksPerStep);
-    row = first_row;
-    query_length = mask.query_length;
-    key_length = mask.key_length;
 #pragma unroll 1
     for (int i = 0; i < kWarpgroups; ++i) {
-      warpgroup[i] = WarpgroupPlan::of<kBlocksPerStep>(mask, first_row + i * kPlanRows, ragged);
+      warpgroup[i] = WarpgroupPlan::of<kBlocksPerStep>(mask, row + i * kPlanRows, ragged);
     }
     const WarpgroupPlan& last = warpgroup[kWarpgroups - 1];
     first_step = warpgroup[0].first_step;
     steps = last.first_step + last.steps - first_step;
     last_blocks = last.last_blocks;
     const int last_block = kBlocksPerStep * (first_step + steps - 1) + last_blocks - 1;
-    last_tokens = WarpgroupPlan::at_most(key_length - kPlanBlock * last_block, kPlanBlock);
+    last_tokens = WarpgroupPlan::at_most(mask.key_length - kPlanBlock * last_block, kPlanBlock);
 #pragma unroll 1
     for (int i = 0; i < kWarpgroups; ++i) {
       const WarpgroupPlan& plan = warpgroup[i];

@@ -1,0 +1,369 @@
+// One consumer warpgroup of the prefill kernel.
+#pragma once
+
+#include <cstdint>
+#include <cuda/ptx>
+#include <type_traits>
+
+#include "cuda/sm90/prefill/epilogue.h"
+#include "cuda/sm90/prefill/math_16bit.h"
+#include "cuda/sm90/prefill/math_e4m3.h"
+#include "cuda/sm90/prefill/params.h"
+#include "cuda/sm90/prefill/traits.h"
+#include "cuda/sm90/ptx/warpgroup.h"
+#include "cuda/sm90/tile/mask_scores.h"
+#include "cuda/sm90/tile/pipeline.h"
+#include "cuda/sm90/tile/softcap.h"
+
+namespace fp8attn::cuda {
+
+// A pipeline over the steps of all tiles of the warpgroup.
+//
+// A step multiplies the probabilities of its keys with their values, and then the query with the keys of the next step,
+// which may belong to the next tile: so the end of one tile and the beginning of the next hide behind each other.
+template <class Traits>
+class Consumer {
+ public:
+  using Shared = typename Traits::Shared;
+  using Plan = typename Traits::Plan;
+  using Math = std::conditional_t<Traits::kIsE4M3, MathE4M3<Traits>, Math16Bit<Traits>>;
+
+  __device__ Consumer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params, ConsumerThread thread)
+      : shared_(shared), maps_(maps), params_(params), thread_(thread) {}
+
+  // Walks the steps of keys of a tile from the last, where masks apply, to the first.
+  __device__ void run() {
+    if (enter()) {
+      Scores scores;
+      wait_stage(shared_.key_ring, key_);
+      issue_all_scores(scores);
+      ptx::wgmma_wait<0>();
+      begin();
+      while (true) {
+        receive(scores);
+        const bool last = unscored_ == 0;
+        const bool more = !last || enter();
+        step(scores, more || plan_back(1).skipped > 0);
+        if (last) {
+          finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
+          if (!more) break;
+          begin();
+        } else {
+          blocks_ = kBlocks;
+        }
+      }
+    }
+    // Shared memory must outlive the last store.
+    if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+  }
+
+ private:
+  static constexpr int kBlocks = Traits::kBlocksPerStep;
+  // Scores come in parts of at most 128 keys, an accumulator each.
+  static constexpr int kParts = Math::kParts;
+  static constexpr int kBlocksPerPart = kBlocks / kParts;
+  using Part = typename Math::Score[Math::kScoreRegisters];
+  using Scores = Part[kParts];
+  // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
+  static constexpr bool kOverlaps = Traits::kOverlaps;
+
+  // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
+  // them. `come`: whether more stages do, even if only other warpgroups need them.
+  __device__ __forceinline__ void step(Scores& scores, bool come) {
+    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
+    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, come);
+    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, come);
+    step_of<3>(scores, come);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void step_of(Scores& scores, bool come) {
+    if constexpr (kCount <= kBlocks) {
+      typename Math::Fresh fresh;
+      multiply<kCount>(scores, fresh);
+      // Barriers are waited for while products are in flight.
+      wait_stage_if(come, shared_.key_ring, key_);
+      if constexpr (kOverlaps) {
+        issue_scores<0>(scores);
+        ptx::wgmma_wait<1>();
+        fold(fresh);
+        if constexpr (kParts == 2) issue_scores<1>(scores);
+      } else {
+        ptx::wgmma_wait<0>();
+        fold(fresh);
+        issue_all_scores(scores);
+      }
+      wait_stage_if(come, shared_.value_ring, value_);
+      ptx::wgmma_wait<0>();
+    }
+  }
+
+  // P V of kCount blocks. Leaves its last group in flight.
+  template <int kCount>
+  __device__ __forceinline__ void multiply(Scores& scores, typename Math::Fresh& fresh) {
+    Math::rescale_output(output_, rescale_);
+    const uint32_t values = ptx::shared_address(shared_.value[value_.stage()]);
+    if constexpr (Math::kInChunks) {
+      uint32_t operands[kCount * Math::kProductsPerBlock][4];
+      make_operands(scores, 0, operands);
+      Math::multiply_chunks(output_, fresh, operands, values, rescale_);
+    } else {
+#pragma unroll
+      for (int block = 0; block < kCount; ++block) {
+        // The tensor core starts with the operands of one block while those of the next are made.
+        uint32_t operands[Math::kProductsPerBlock][4];
+        make_operands(scores, block, operands);
+        ptx::wgmma_fence();
+        Math::multiply(output_, fresh, operands, values, block);
+      }
+      ptx::wgmma_commit();
+    }
+  }
+
+  // Operands of the products from the first one of `block` on.
+  template <int kProducts>
+  __device__ __forceinline__ void make_operands(Scores& scores, int block, uint32_t (&operands)[kProducts][4]) {
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+      constexpr int kProductsPerPart = kBlocksPerPart * Math::kProductsPerBlock;
+      const int product = block * Math::kProductsPerBlock + k;
+      softmax_.operand(scores[product / kProductsPerPart], product % kProductsPerPart, operands[k]);
+      ptx::pin(operands[k]);
+    }
+  }
+
+  template <int kPart>
+  __device__ __forceinline__ void issue_scores(Scores& scores) {
+    ptx::wgmma_fence();
+    Math::issue_scores(scores[kPart], query_, query_address(), ptx::shared_address(shared_.key[key_.stage()]), kPart);
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void issue_all_scores(Scores& scores) {
+    issue_scores<0>(scores);
+    if constexpr (kParts == 2) issue_scores<1>(scores);
+  }
+
+  // Behind the wait for P V.
+  __device__ __forceinline__ void fold(typename Math::Fresh& fresh) {
+    Math::fold(output_, fresh, rescale_);
+    release_stage(shared_.value_ring, value_);
+  }
+
+  // Behind the wait for the scores of a step: the stage goes back, softcap, mask, maxima.
+  __device__ __forceinline__ void receive(Scores& scores) {
+    release_stage(shared_.key_ring, key_);
+    --unscored_;
+    if (!Traits::kQueryInRegisters && unscored_ == 0) release_query();
+#pragma unroll
+    for (auto& part : scores) {
+      ptx::pin(part);
+      Math::adjust_scores(part, params_.softmax_scale_log2);
+    }
+    if (unscored_ >= plain_) change(scores);
+    softmax_.raise_maxima(scores);
+    softmax_.prepare(scores, rescale_);
+  }
+
+  // Softcap and mask.
+  __device__ __forceinline__ void change(Scores& scores) {
+    if (params_.softcap_factor != 0.0f) cap(scores);
+    if (plan_back(1).masks(unscored_)) mask(scores);
+  }
+
+  __device__ __forceinline__ void mask(Scores& scores) {
+    const Plan& tile = tile_back(1);
+    const Mask mask{tile.query_length, tile.key_length, params_.causal, params_.window_left};
+    const int row = first_row(tile), first_key = (plan_back(1).first_step + unscored_) * Traits::kStepN;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int first = first_key + part * (Traits::kStepN / kParts);
+      const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
+                          mask.visible_end(row + thread_.row(1)) - first};
+      hide_from(scores[part], end, thread_.lane());
+      if (mask.window_left < 0) continue;
+      const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
+                            mask.visible_begin(row + thread_.row(1)) - first};
+      hide_before(scores[part], begin, thread_.lane());
+    }
+  }
+
+  __device__ __forceinline__ void cap(Scores& scores) const {
+    const auto& kept = shared_.cap_factor[thread_.consumer()];
+    const typename Traits::Factor factors[2] = {kept[thread_.row(0)], kept[thread_.row(1)]};
+#pragma unroll
+    for (auto& part : scores) cap_scores(part, factors);
+  }
+
+  // From a logit's score to octaves, for the rows of this thread.
+  __device__ void load_multipliers(const Plan& tile, float (&multiplier)[2]) const {
+    const float common = params_.softmax_scale_log2 * params_.k_scale.at(tile.sequence, params_.kv_head(tile.head));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(first_row(tile) + thread_.row(i), tile.query_length - 1);
+      multiplier[i] = common * params_.q_scale.at(tile.sequence, tile.head, tile.query_start + row);
+    }
+  }
+
+  // Notes what cap() multiplies with, and gives what the capped scores are to be multiplied with.
+  __device__ void set_cap_factors(float (&multiplier)[2]) {
+    using Factor = CapFactor<typename Traits::Factor>;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float factor = multiplier[i] * params_.softcap_factor;
+      const bool shows = factor >= Factor::kLeast;
+      // Four threads write the same.
+      shared_.cap_factor[thread_.consumer()][thread_.row(i)] = shows ? Factor::kept(factor) : 0;
+      if (shows) multiplier[i] = params_.softcap_log2 * (1.0f / Factor::kResultUnit);
+    }
+    __syncwarp();  // each warp reads its own rows
+  }
+
+  // The tile that was entered last (1), or the one before (2), and what this warpgroup does of it.
+  __device__ const Plan& tile_back(int count) const {
+    return shared_.tile[(entered_.count - count) % Traits::kTileSlots];
+  }
+  __device__ const WarpgroupPlan& plan_back(int count) const { return tile_back(count).warpgroup[thread_.consumer()]; }
+  // Of the sequence.
+  __device__ int first_row(const Plan& tile) const { return tile.row + thread_.consumer() * Traits::kWarpgroupM; }
+
+  // Waits for the next tile and its query. False: there is none.
+  __device__ bool next_tile() {
+    wait_barrier(&shared_.query_ring[thread_.consumer()].full[entered_.stage()], entered_.parity());
+    entered_.advance();
+    return !tile_back(1).is_none();
+  }
+
+  // Makes the query of the next tile ready for issue_scores(), and passes over keys that only other warpgroups need.
+  // False: there is no next tile.
+  __device__ __forceinline__ bool enter() {
+    if (!next_tile()) return false;
+    load_multipliers(tile_back(1), multiplier_);
+    if constexpr (Traits::kIsE4M3) {
+      Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
+      if constexpr (Traits::kQueryInRegisters) {
+        // The rescaling decision waits for every load, so the tile is free behind it.
+        release_query();
+      } else {
+        // wgmma reads what any warp of the warpgroup may have rewritten. The 128 threads of the warpgroup meet.
+        ptx::named_barrier_sync<128>(1 + thread_.consumer());
+      }
+    } else {
+      // The scores carry the sign (adjust_scores()).
+      multiplier_[0] = multiplier_[1] = multiplier_[0] == 0.0f ? 1.0f : fabsf(multiplier_[0]);
+    }
+    if (params_.softcap_factor != 0.0f) set_cap_factors(multiplier_);
+    for (int i = plan_back(1).skipped; i > 0; --i) skip_stage(shared_.key_ring, key_);
+    return true;
+  }
+
+  // The state of the tile that has been entered, when the tile before it is finished.
+  __device__ __forceinline__ void begin() {
+    const WarpgroupPlan& plan = plan_back(1);
+    plain_ = params_.changes_all ? 0 : plan.seen_end;
+    unscored_ = plan.steps;
+    blocks_ = plan.last_blocks;
+    for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
+    wait_stage(shared_.value_ring, value_);
+    softmax_.reset(multiplier_);
+    Math::clear(output_);
+  }
+
+  __device__ static void wait_stage(RingBarriers<Traits::kStages>& ring,
+                                    const RingPosition<Traits::kStages>& position) {
+    wait_barrier(&ring.full[position.stage()], position.parity());
+  }
+
+  // Without a branch. Where no stage comes, the phase before has passed, and no other will.
+  __device__ static void wait_stage_if(bool comes, RingBarriers<Traits::kStages>& ring,
+                                       const RingPosition<Traits::kStages>& position) {
+    wait_barrier(&ring.full[position.stage()], position.parity() ^ static_cast<uint32_t>(!comes));
+  }
+
+  __device__ void skip_stage(RingBarriers<Traits::kStages>& ring, RingPosition<Traits::kStages>& position) const {
+    wait_stage(ring, position);
+    release_stage(ring, position);
+  }
+
+  __device__ void finish(const Plan& tile, const WarpgroupPlan& plan) {
+    float sum[2], denominator[2], factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
+    if (params_.lse != nullptr || params_.sink.data != nullptr) finish_sums(tile, sum, denominator);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      factor[i] = sum[i] == 0.0f ? 0.0f : ptx::reciprocal(denominator[i]);  // 0: the row sees no key
+    }
+    if constexpr (Traits::kIsE4M3) finish_values(tile, sum, factor);
+    store_output<Traits>(shared_, maps_, params_, tile, plan.rows, output_.value, factor, thread_);
+  }
+
+  // V scale and mean.
+  __device__ void finish_values(const Plan& tile, const float (&sum)[2], float (&factor)[2]) {
+    const int kv_head = params_.kv_head(tile.head);
+    if (params_.v_scale.inner_stride != 0 || params_.v_mean.data != nullptr) {
+      finish_channels(output_.value, factor, sum, params_, tile.sequence, kv_head, thread_.lane());
+    } else {
+      const float scale = params_.v_scale.at(tile.sequence, kv_head);
+      factor[0] *= scale;
+      factor[1] *= scale;
+    }
+  }
+
+  // Stores lse, and adds the sink to the denominators.
+  __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
+    constexpr float kLog2E = 1.44269504088896f;
+    float multiplier[2] = {0.0f, 0.0f};  // with a softcap: what the softmax has
+    if (params_.softcap_factor == 0.0f) load_multipliers(tile, multiplier);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool empty = sum[i] == 0.0f;
+      if (params_.sink.data != nullptr && !empty) {
+        // Relative to what one unit of the sum is worth.
+        const float unit = softmax_.log2_sum(i, 1.0f, multiplier[i]);
+        denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
+      }
+      const int row = first_row(tile) + thread_.row(i);
+      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || row >= tile.query_length) continue;
+      const int token = tile.query_start + row;
+      const float bias = params_.lse_bias.at(tile.sequence, tile.head, token, 0.0f);
+      params_.lse[tile.sequence * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
+                  token * params_.lse_row_stride] =
+          empty ? -INFINITY : fmaf(bias, kLog2E, softmax_.log2_sum(i, sum[i], multiplier[i])) * params_.lse_unit;
+    }
+  }
+
+  // The stage of the tile entered last.
+  __device__ int query_stage() const { return (entered_.count - 1) % Traits::kQueryStages; }
+  __device__ uint32_t query_address() const {
+    return ptx::shared_address(shared_.query[thread_.consumer()][query_stage()]);
+  }
+  __device__ void release_query() const { release(shared_.query_ring[thread_.consumer()].empty[query_stage()]); }
+
+  // One arrival a warp.
+  __device__ void release(uint64_t& empty) const {
+    __syncwarp();
+    if (thread_.lane() == 0) arrive_barrier(&empty);
+  }
+  __device__ void release_stage(RingBarriers<Traits::kStages>& ring, RingPosition<Traits::kStages>& position) const {
+    release(ring.empty[position.stage()]);
+    position.advance();
+  }
+
+  Shared& shared_;
+  const PrefillMaps& maps_;
+  const PrefillParams& params_;
+  const ConsumerThread thread_;
+  RingPosition<Traits::kStages> key_, value_;
+  RingPosition<Traits::kQueryStages> entered_;  // tiles, the end of them included
+  int plain_;                                   // steps of the tile before this one have neither softcap nor mask
+  int blocks_;                                  // of the step whose scores have been received last
+  int unscored_;                                // steps of the tile whose scores have not been received yet
+  float multiplier_[2];                         // from a score to octaves, of the tile entered last
+  float rescale_[2];                            // of the output, before the received scores' P V is added
+  typename Math::Query query_;
+  typename Math::Output output_;
+  typename Math::Softmax softmax_;
+};
+
+}  // namespace fp8attn::cuda
