@@ -8,14 +8,16 @@
 
 #include "cuda/launch/check.h"
 #include "cuda/sm90/merge/merge.h"
+#include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/quantize/elements.h"
+#include "cuda/sm90/quantize/launch.h"
 #include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kAtOnce = 4;   // parts whose rows are under way together
+constexpr int kThreads = 256, kBlocksPerMultiprocessor = 4;
+constexpr int kAtOnce = 2;   // parts whose rows are under way together
 constexpr int kVectors = 2;  // of a row that a lane has at a time
 
 // Strides in elements; dims: batch, token, head.
@@ -33,7 +35,7 @@ struct MergeParams {
   void* out;
   float* lse;  // null: not wanted
   DType out_dtype;
-  bool base_2;
+  float octaves;  // in one of the lses' base
   int parts, tokens, heads, channels;
   // A block merges rows of neighbouring tokens, whose lses are neighbours in memory, and of neighbouring heads.
   int lanes_log2, block_tokens_log2;  // lanes of a row; tokens of a block
@@ -44,7 +46,9 @@ struct MergeParams {
 class RowWeights {
  public:
   __device__ RowWeights(const MergeParams& params, const float* lse_of_part) : params_(params), lse_(lse_of_part) {
+#pragma unroll 4
     for (int part = 0; part < params.parts; ++part) top_ = fmaxf(top_, lse(part));
+#pragma unroll 2
     for (int part = 0; part < params.parts; ++part) sum_ += unscaled(part);
     inverse_ = 1.0f / sum_;
   }
@@ -55,42 +59,19 @@ class RowWeights {
     return value == 0.0f ? 0.0f : value * inverse_;
   }
   __device__ bool nothing() const { return sum_ == 0.0f; }
-  __device__ float log_sum() const {
-    if (nothing()) return -INFINITY;
-    return top_ + (params_.base_2 ? log2f(sum_) : logf(sum_));
-  }
+  __device__ float log_sum() const { return nothing() ? -INFINITY : top_ + log2f(sum_) / params_.octaves; }
 
  private:
   __device__ float lse(int part) const { return __ldg(lse_ + part * params_.lses_part); }
   __device__ float unscaled(int part) const {
     const float value = lse(part);
-    if (value == -INFINITY) return 0.0f;
-    return params_.base_2 ? exp2f(value - top_) : expf(value - top_);
+    return value == -INFINITY ? 0.0f : ptx::exp2_float((value - top_) * params_.octaves);
   }
 
   const MergeParams& params_;
   const float* lse_;
   float top_ = -INFINITY, sum_ = 0.0f, inverse_;
 };
-
-// The first `count` of the elements at `source`; one access where all of them exist.
-template <class Access>
-__device__ typename Access::Values load_some(const typename Access::Storage* source, int count) {
-  typename Access::Values values;
-  if (count >= Access::kCount) {
-    values.load_last(source);
-    return values;
-  }
-  constexpr int kPerRegister = 4 / sizeof(typename Access::Storage);
-#pragma unroll
-  for (int i = 0; i < Access::kCount; ++i) {
-    if (i >= count) continue;
-    Vector<sizeof(typename Access::Storage), 1> element;
-    element.load(source + i);
-    values.registers[i / kPerRegister] |= element.registers[0] << (i % kPerRegister * (32 / kPerRegister));
-  }
-  return values;
-}
 
 __device__ std::uint32_t pair_of(float low, float high, DType dtype) {
   if (dtype == DType::kBF16) {
@@ -103,33 +84,27 @@ __device__ std::uint32_t pair_of(float low, float high, DType dtype) {
                                                                     << 16;
 }
 
-// The first `count` of kCount values; neighbours of a row that begins at a multiple of 16 bytes.
+// Neighbours of a row that begins at a multiple of 16 bytes, from channel `first` on.
 template <int kCount>
-__device__ void store_some(const float (&values)[kCount], DType dtype, void* row, int first, int count) {
+__device__ void store(const float (&values)[kCount], DType dtype, void* row, int first) {
   if (dtype == DType::kF32) {
     float* target = static_cast<float*>(row) + first;
+    if constexpr (kCount == 1) {
+      *target = values[0];
+    } else {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      if (count >= kCount) {
+      for (int i = 0; i < kCount; i += 4) {
         *reinterpret_cast<float4*>(target + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-        continue;
-      }
-#pragma unroll
-      for (int j = i; j < i + 4; ++j) {
-        if (j < count) target[j] = values[j];
       }
     }
     return;
   }
-  auto* target = static_cast<std::uint16_t*>(row) + first;
   Vector<2, kCount> packed;
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) packed.registers[i / 2] = pair_of(values[i], values[i + 1], dtype);
-  if (count >= kCount) return packed.store(target);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i < count) target[i] = static_cast<std::uint16_t>(packed.bits(i));
+  for (int i = 0; i < kCount; i += 2) {
+    packed.registers[i / 2] = pair_of(values[i], i + 1 < kCount ? values[i + 1] : 0.0f, dtype);
   }
+  packed.store(static_cast<std::uint16_t*>(row) + first);
 }
 
 // kVectors vectors of kAtOnce parts of a row.
@@ -143,9 +118,9 @@ struct PartsOfRow {
     for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        const int channel = first + v * step, count = params.channels - channel;
-        if (part + p < params.parts && count > 0) {
-          values[p][v] = load_some<Access>(row + (part + p) * params.outs_part + channel, count);
+        const int channel = first + v * step;
+        if (part + p < params.parts && channel < params.channels) {
+          values[p][v].load_last(row + (part + p) * params.outs_part + channel);
         }
       }
     }
@@ -168,7 +143,8 @@ struct PartsOfRow {
 };
 
 template <class Access>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams params) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    merge_kernel(const __grid_constant__ MergeParams params) {
   const int lane = threadIdx.x & ((1 << params.lanes_log2) - 1), row = threadIdx.x >> params.lanes_log2;
   const int blocks = static_cast<int>(blockIdx.x), over_heads = params.head_blocks.divide(blocks);
   const int batch = params.token_blocks.divide(over_heads);
@@ -198,6 +174,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 #pragma unroll
       for (float& value : vector) value = weights.nothing() ? 0.0f : -0.0f;  // -0 leaves the sign of a zero as it is
     }
+#pragma unroll 1
     for (int part = 0; part < params.parts; part += kAtOnce) {
       if (part > 0 || first > step) parts.load(params, source, part, first, step);
       parts.add(params, weights, part, sum);
@@ -205,7 +182,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const int channel = first + v * step;
-      if (channel < params.channels) store_some(sum[v], params.out_dtype, target, channel, params.channels - channel);
+      if (channel < params.channels) store(sum[v], params.out_dtype, target, channel);
     }
   }
 }
@@ -220,7 +197,7 @@ RowStrides lse_strides(const TensorView& view, int batch) {
 
 template <class Access>
 void launch(MergeParams params, std::int64_t batches, Stream stream) {
-  const auto vectors = static_cast<unsigned>((params.channels + Access::kCount - 1) / Access::kCount);
+  const auto vectors = static_cast<unsigned>(params.channels / Access::kCount);
   const unsigned lanes = std::min(32u, std::bit_ceil((vectors + kVectors - 1) / kVectors));
   const unsigned block_tokens = params.tokens < 8 ? 1 : 8;
   const int block_heads = static_cast<int>(kThreads / lanes / block_tokens);
@@ -251,16 +228,13 @@ void merge_attention(const MergeAttentionProblem& problem, Stream stream) {
                      .out = out.data,
                      .lse = lse ? static_cast<float*>(lse->data) : nullptr,
                      .out_dtype = out.dtype,
-                     .base_2 = lse_base == LseBase::k2,
+                     .octaves = lse_base == LseBase::k2 ? 1.0f : 1.44269504f,
                      .parts = static_cast<int>(outs.shape[0]),
                      .tokens = static_cast<int>(out.shape[1]),
                      .heads = static_cast<int>(out.shape[2]),
                      .channels = static_cast<int>(out.shape[3])};
-  switch (outs.dtype) {
-    case DType::kBF16: return launch<Access<Bf16, 8>>(params, out.shape[0], stream);
-    case DType::kFP16: return launch<Access<Fp16, 8>>(params, out.shape[0], stream);
-    default: return launch<Access<Float32, 4>>(params, out.shape[0], stream);
-  }
+  const bool vectors = params.channels * size_of(outs.dtype) % 16 == 0;
+  with_access(outs.dtype, vectors, [&]<class Access>(Access) { launch<Access>(params, out.shape[0], stream); });
 }
 
 }  // namespace fp8attn::cuda

@@ -2,6 +2,7 @@
 // change: a stable counting sort of groups of tiles by their cost, in one block.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/sm90/prepass/prepass.h"
@@ -51,36 +52,6 @@ class Sequences {
   Mask mask_{};
 };
 
-// Which groups a warp has: those of some blocks of 32 sequences, or a part of those of one block. The parts of warps
-// lie in the order of the warps.
-class WarpGroups {
- public:
-  __device__ explicit WarpGroups(const UnevenTiles& tiles) : tiles_(tiles), first_(tiles, first_block() * 32) {}
-
-  // Calls body(group), 32 lanes at a time.
-  template <class Body>
-  __device__ void for_each(Body body) const {
-    const int team = warps_of_block(), begin = first_block();
-    const int end = min(begin + (blocks() + kWarps - 1) / kWarps, blocks());
-    for (int block = begin; block < end; ++block) {
-      const Sequences sequences = block == begin ? first_ : Sequences(tiles_, block * 32);
-      const int groups = sequences.groups(), share = ((groups + 31) / 32 + team - 1) / team * 32;
-      const int first = static_cast<int>(threadIdx.x / 32) % team * share, last = min(first + share, groups);
-      for (int i = first; i < last; i += 32) body(sequences.at(tiles_, i + static_cast<int>(threadIdx.x % 32)));
-    }
-  }
-
- private:
-  __device__ int blocks() const { return (tiles_.batch.sequences + 31) / 32; }
-  __device__ int warps_of_block() const { return max(kWarps / blocks(), 1); }
-  __device__ int first_block() const {
-    return static_cast<int>(threadIdx.x / 32) / warps_of_block() * ((blocks() + kWarps - 1) / kWarps);
-  }
-
-  const UnevenTiles& tiles_;
-  const Sequences first_;  // of the first block: mostly there is no other
-};
-
 // The tiles of the lanes whose groups have the same cost.
 struct Peers {
   int before, all;  // of the lanes below; of all
@@ -111,7 +82,7 @@ struct Peers {
 __device__ void write_entries(const UnevenTiles& tiles, const Group& group, int place, const TileList& list) {
   const int lane = threadIdx.x % 32, position = lane & (tiles.group() - 1);
   const int entry = group.first | group.count << 24;  // of which one shuffle fewer is needed
-#pragma unroll 4
+#pragma unroll 2
   for (int owner = lane >> tiles.group_log2; owner < 32; owner += 32 >> tiles.group_log2) {
     const int sequence = __shfl_sync(kAllLanes, group.sequence, owner);
     const int first_and_count = __shfl_sync(kAllLanes, entry, owner);
@@ -121,63 +92,91 @@ __device__ void write_entries(const UnevenTiles& tiles, const Group& group, int 
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
-    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ TileList list) {
-  // How many tiles of a cost a warp's groups have; then where the next one of them goes. Leaders that count at the same
-  // time differ in cost, and then in the bank.
-  __shared__ int places[UnevenTiles::kClasses][kWarps + 1];
-  __shared__ std::int64_t scratch[kWarps];
-  cudaTriggerProgrammaticLaunchCompletion();
-  // Counters in the order of the list: by cost, then by warp.
-  constexpr int kCounters = UnevenTiles::kClasses * kWarps;
-  const auto counter = [&](int i) -> int& { return places[i / kWarps][i % kWarps]; };
-  for (int i = threadIdx.x; i < kCounters; i += kThreads) counter(i) = 0;
-  cudaGridDependencySynchronize();
-
-  // Offsets that make sequences overlap name more tiles than there is room for, or than an integer counts: what lies
-  // beyond the room is left out.
-  const int warp = threadIdx.x / 32;
-  const WarpGroups groups(tiles);
-  groups.for_each([&](const Group& group) {
-    const Peers peers(group);
-    int& count = places[group.cost_class][warp];
-    if (peers.leads) count = min(count + peers.all, list.capacity);
-    __syncwarp();
-  });
-  __syncthreads();
-
-  constexpr int kPerThread = kCounters / kThreads;
+// How many tiles of a cost a warp's groups have; then where the next one of them goes. Leaders that count at the same
+// time differ in cost, and then in the bank.
+struct Places {
+  static constexpr int kCounters = UnevenTiles::kClasses * kWarps, kPerThread = kCounters / kThreads;
   static_assert(kCounters % kThreads == 0);
-  const int first = static_cast<int>(threadIdx.x) * kPerThread;
-  std::int64_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) sum += counter(first + i);
-  std::int64_t total;
-  std::int64_t place = exclusive_scan_of_block<kThreads>(sum, scratch, total);
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int count = counter(first + i);
-    counter(first + i) = static_cast<int>(min(place, std::int64_t{list.capacity}));
-    place += count;
-  }
-  if (threadIdx.x == 0) *list.count = static_cast<int>(min(total, std::int64_t{list.capacity}));
-  __syncthreads();
 
-  groups.for_each([&](const Group& group) {
-    const Peers peers(group);
-    int& next = places[group.cost_class][warp];
-    const int place = next + peers.before;
-    __syncwarp();
-    if (peers.leads) next = min(place + peers.all, list.capacity);
-    __syncwarp();
-    write_entries(tiles, group, place, list);
-  });
+  int counters[UnevenTiles::kClasses][kWarps + 1];
+  std::int64_t scratch[kWarps];
+
+  // In the order of the list: by cost, then by warp.
+  __device__ int& counter(int i) { return counters[i / kWarps][i % kWarps]; }
+
+  __device__ void clear() {
+    for (int i = threadIdx.x; i < kCounters; i += kThreads) counter(i) = 0;
+  }
+
+  // From numbers to places. Whole block, between barriers. Returns the number of all tiles.
+  __device__ std::int64_t sum_up(int capacity) {
+    const int first = static_cast<int>(threadIdx.x) * kPerThread;
+    std::int64_t sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) sum += counter(first + i);
+    std::int64_t place = exclusive_scan_of_block<kThreads>(sum, scratch, total);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int count = counter(first + i);
+      counter(first + i) = static_cast<int>(min(place, std::int64_t{capacity}));
+      place += count;
+    }
+    return total;
+  }
+};
+
+// What the warps have: each some blocks of 32 sequences, or `team` neighbours the groups of one block.
+struct Shares {
+  int blocks, blocks_of_warp;
+  Divisor team;
+};
+
+// What takes time is mostly the fetching of instructions, so there is one copy of those that both passes need.
+__global__ void __launch_bounds__(kThreads, 1)
+    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ TileList list, Shares shares) {
+  __shared__ Places places;
+  cudaTriggerProgrammaticLaunchCompletion();
+  places.clear();
+  cudaGridDependencySynchronize();
+  // In the order of the warps.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = shares.team.divide(warp);
+  const int member = warp - team * shares.team.divisor();
+  const int begin = team * shares.blocks_of_warp, end = min(begin + shares.blocks_of_warp, shares.blocks);
+#pragma unroll 1
+  for (bool counted = false;; counted = true) {
+#pragma unroll 1
+    for (int block = begin; block < end; ++block) {
+      const Sequences sequences(tiles, block * 32);
+      const int groups = sequences.groups(), share = (shares.team.divide((groups - 1) / 32) + 1) * 32;
+      const int first = member * share, last = min(first + share, groups);
+#pragma unroll 1
+      for (int i = first; i < last; i += 32) {
+        const Group group = sequences.at(tiles, i + lane);
+        const Peers peers(group);
+        int& next = places.counters[group.cost_class][warp];
+        const int place = next + peers.before;
+        __syncwarp();
+        // Offsets that make sequences overlap name more tiles than there is room for, or than an integer counts: what
+        // lies beyond the room is left out.
+        if (peers.leads) next = min(place + peers.all, list.capacity);
+        __syncwarp();
+        if (counted) write_entries(tiles, group, place, list);
+      }
+    }
+    if (counted) break;
+    __syncthreads();
+    const std::int64_t total = places.sum_up(list.capacity);
+    if (threadIdx.x == 0) *list.count = static_cast<int>(min(total, std::int64_t{list.capacity}));
+    __syncthreads();
+  }
 }
 
 }  // namespace
 
 void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream) {
-  launch_blocks(plan_tiles_kernel, Grid{1, kThreads}, Start::kEarly, stream, tiles, list);
+  const int blocks = (tiles.batch.sequences + 31) / 32;
+  const Shares shares{blocks, (blocks + kWarps - 1) / kWarps, Divisor(std::max(kWarps / blocks, 1))};
+  launch_blocks(plan_tiles_kernel, Grid{1, kThreads}, Start::kEarly, stream, tiles, list, shares);
 }
 
 }  // namespace fp8attn::cuda
