@@ -214,6 +214,7 @@ class CudaRows : public CudaPrepass {
       batch_.pages = static_cast<int>(entries);
       batch_.key_capacity = static_cast<int>(keys.capacity * keys.page_size);
     }
+    batch_.aligned_capacity = BatchView::aligned(batch_.key_capacity);
     entries_ = entries, tokens_ = tokens;
   }
 
