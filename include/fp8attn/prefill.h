@@ -58,8 +58,9 @@ const char* name_of(LseBase base);
 // it.
 //
 // A row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of traffic an
-// element, which a V that is used again can be spared (pack_v(), quantize()). Beside it only `quantize` needs a
-// workspace.
+// element, which a V that is used again can be spared (pack_v(), quantize()). Keys, and a 16-bit V, in pages of other
+// than a multiple of 64 tokens are gathered there, a 16-bit q beside e4m3 keys is quantised there, and uneven batches
+// have a list of their tiles there. Beside these only `quantize` needs a workspace.
 //
 // Packed V: positions of tokens >= s_kv (a dense V's padding to 16 tokens) belong to the format and must hold 0, as
 // quantize() and pack_v() write them. They take part in products with 0, where NaN would spread. A paged one is packed
