@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   initialise<Traits>(shared);
 
   // The shuffle tells the compiler that the warp index is the same for all lanes.
-  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
     if (warp == 0) Loader<Traits>(shared, maps, params).run();
-    if (warp == 1 && lane == 0) Announcer<Traits>(shared, maps, params).run();
+    if (warp == 1) Announcer<Traits>(shared, maps, params).run();
     if (!Traits::kIsPlain && warp == 2 && params.clears_values) ValueCleaner<Traits>(shared).run();
     if (!Traits::kIsPlain && warp == 3 && params.batch.ragged_queries()) QueryCleaner<Traits>(shared).run();
   } else {

@@ -18,6 +18,11 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
                                          barrier, bytes);
 }
 
+__device__ __forceinline__ void expect_without_arriving(uint64_t* barrier, int bytes) {
+  ::cuda::ptx::mbarrier_expect_tx(::cuda::ptx::sem_relaxed, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared, barrier,
+                                  bytes);
+}
+
 __device__ __forceinline__ void load_box(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0,
                                          int c1, int c2, int c3) {
   const int32_t coordinates[4] = {c0, c1, c2, c3};
@@ -30,8 +35,8 @@ struct Place {
   int row, entry;
 };
 
-// One thread: tells everybody which tiles the CTA has, with the query of each. Far ahead of the keys, since the queries
-// come from beyond the L2 cache.
+// One warp: tells everybody which tiles the CTA has, with the query of each and what its scores are to be multiplied
+// with. Far ahead of the keys, since these come from beyond the L2 cache. The first lane does all but the multipliers.
 template <class Traits>
 class Announcer {
  public:
@@ -39,7 +44,7 @@ class Announcer {
   using Plan = typename Traits::Plan;
 
   __device__ Announcer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
-      : shared_(shared), maps_(maps), params_(params) {}
+      : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
     StaticSchedule schedule(params_.order, Traits::kIsPlain ? nullptr : &params_.list);
@@ -47,16 +52,19 @@ class Announcer {
       if constexpr (!kPlansAhead) wait_for_stage();
       TileCoordinates tile;
       if (!schedule.next(tile)) break;
-      plan_tile(tile);
-      arrive_barrier(&shared_.announced[slot()]);
+      if (lane_ == 0) {
+        plan_tile(tile);
+        arrive_barrier(&shared_.announced[slot()]);
+      }
       if constexpr (kPlansAhead) wait_for_stage();
-      load_queries(shared_.tile[slot()]);
+      uint64_t* order = nullptr;
+      if (lane_ == 0) order = load_queries(shared_.tile[slot()]);
+      __syncwarp();  // the plan is there
+      note_factors(shared_.tile[slot()]);
+      __syncwarp();
+      if (lane_ == 0) release_queries(shared_.tile[slot()], order);
     }
-    if constexpr (kPlansAhead) wait_for_stage();
-    shared_.tile[slot()].plan_end(previous());
-    arrive_barrier(&shared_.announced[slot()]);
-    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
-    if (ragged_queries()) shared_.query_orders.end();
+    if (lane_ == 0) end();
   }
 
  private:
@@ -107,25 +115,64 @@ class Announcer {
     for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
   }
 
-  // The rows of all consumers. Where some are another sequence's, a warp clears them before the consumer may read.
-  __device__ void load_queries(const Plan& plan) {
+  __device__ void end() {
+    if constexpr (kPlansAhead) wait_for_stage();
+    shared_.tile[slot()].plan_end(previous());
+    arrive_barrier(&shared_.announced[slot()]);
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
+    if (ragged_queries()) shared_.query_orders.end();
+  }
+
+  // Whether rows of a consumer are another sequence's: then a warp clears them before the consumer may read.
+  __device__ bool clears_rows(const Plan& plan, int consumer) const {
+    return ragged_queries() && plan.warpgroup[consumer].rows < Traits::kWarpgroupM;
+  }
+
+  // The rows of all consumers. What these barriers want besides the bytes is an arrival of release_queries(). Gives the
+  // barrier of rows to be cleared, if there are any.
+  __device__ uint64_t* load_queries(const Plan& plan) {
     int cleared = 0;
-    if (ragged_queries()) {
-      for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
-    }
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) cleared += clears_rows(plan, consumer);
     uint64_t* order = nullptr;
     if (cleared > 0) {
       order = shared_.query_orders.add(slot());
-      expect_bytes(order, cleared * Traits::QueryTile::kBytes);
+      expect_without_arriving(order, cleared * Traits::QueryTile::kBytes);
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
       uint64_t* full = order;
-      if (!ragged_queries() || plan.warpgroup[consumer].rows == Traits::kWarpgroupM) {
+      if (!clears_rows(plan, consumer)) {
         full = &shared_.query_ring[consumer].full[position_.stage()];
-        expect_bytes(full, Traits::QueryTile::kBytes);
+        expect_without_arriving(full, Traits::QueryTile::kBytes);
       }
       load_query(consumer, plan, full);
     }
+    return order;
+  }
+
+  __device__ void release_queries(const Plan& plan, uint64_t* order) {
+    if (order != nullptr) arrive_barrier(order);
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      if (!clears_rows(plan, consumer)) arrive_barrier(&shared_.query_ring[consumer].full[position_.stage()]);
+    }
+  }
+
+  // All lanes. The consumers would wait for these loads, once a tile.
+  __device__ void note_factors(const Plan& plan) const {
+    auto& factors = shared_.factors[slot()];
+    const int kv_head = params_.kv_head(plan.head);
+    float score = params_.softmax_scale_log2 * params_.k_scale.at(plan.sequence, kv_head);
+    if (params_.q_scale.inner_stride == 0) {
+      score *= params_.q_scale.at(plan.sequence, plan.head);
+    } else if constexpr (Traits::kNotesRows) {
+#pragma unroll 2
+      for (int row = lane_; row < Traits::kTileM; row += 32) {
+        const int token = plan.query_start + min(plan.row + row, plan.query_length - 1);
+        factors.row[row] = params_.q_scale.at(plan.sequence, plan.head, token);
+      }
+    }
+    if (lane_ > 0) return;
+    factors.score = score;
+    if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0) factors.output = params_.v_scale.at(plan.sequence, kv_head);
   }
 
   __device__ void load_query(int consumer, const Plan& plan, uint64_t* full) {
@@ -151,6 +198,7 @@ class Announcer {
   Shared& shared_;
   const PrefillMaps& maps_;
   const PrefillParams& params_;
+  const int lane_;
   RingPosition<Traits::kQueryStages> position_;
 };
 

@@ -100,6 +100,14 @@ struct PrefillTraits {
   using Plan = TilePlan<kConsumers>;
   static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
 
+  // What the results of a tile are multiplied with, beside its plan: scores, to make octaves of them, and the output,
+  // where V has one scale for all channels. A query with a scale a token has factors for each row, where shared memory
+  // has room for them.
+  static constexpr bool kNotesRows = kIsE4M3 && kHeadDimQk < 256;
+  struct Factors {
+    float score, output;
+    float row[kNotesRows ? kTileM : 1];
+  };
   using Factor = std::conditional_t<kIsE4M3, uint16_t, float>;  // of a softcap
 
   struct Shared {
@@ -108,6 +116,7 @@ struct PrefillTraits {
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
+    Factors factors[kTileSlots];
     Factor cap_factor[kConsumers][kWarpgroupM];         // of the rows of the tile entered last
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
