@@ -204,7 +204,8 @@ class Consumer {
     const float score = factors_back(count).score;
     if (params_.q_scale.inner_stride == 0) return score;
     if constexpr (Traits::kNotesRows) {
-      return score * factors_back(count).row[thread_.consumer() * Traits::kWarpgroupM + thread_.row(i)];
+      const auto& factors = shared_.row_factor[(entered_.count - count) % Traits::kTileSlots];
+      return score * factors[thread_.consumer() * Traits::kWarpgroupM + thread_.row(i)];
     } else {
       const Plan& tile = tile_back(count);
       const int row = min(first_row(tile) + thread_.row(i), tile.query_length - 1);
@@ -333,13 +334,14 @@ class Consumer {
         const float unit = softmax_.log2_sum(i, 1.0f, multiplier);
         denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
       }
-      const int row = first_row(tile) + thread_.row(i);
-      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || row >= tile.query_length) continue;
-      const int token = tile.query_start + row;
-      const float bias = params_.lse_bias.at(tile.sequence, tile.head, token, 0.0f);
-      params_.lse[tile.sequence * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
-                  token * params_.lse_row_stride] =
-          empty ? -INFINITY : fmaf(bias, kLog2E, softmax_.log2_sum(i, sum[i], multiplier)) * params_.lse_unit;
+      const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
+      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || tile.row + row >= tile.query_length) continue;
+      float log2_sum = softmax_.log2_sum(i, sum[i], multiplier);
+      if (params_.lse_bias.data != nullptr) {
+        const int token = tile.query_start + tile.row + row;
+        log2_sum = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, log2_sum);
+      }
+      params_.lse[factors_back(2).lse + row * params_.lse_row_stride] = empty ? -INFINITY : log2_sum * params_.lse_unit;
     }
   }
 

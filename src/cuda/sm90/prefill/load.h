@@ -158,7 +158,6 @@ class Announcer {
 
   // All lanes. The consumers would wait for these loads, once a tile.
   __device__ void note_factors(const Plan& plan) const {
-    auto& factors = shared_.factors[slot()];
     const int kv_head = params_.kv_head(plan.head);
     float score = params_.softmax_scale_log2 * params_.k_scale.at(plan.sequence, kv_head);
     if (params_.q_scale.inner_stride == 0) {
@@ -167,11 +166,14 @@ class Announcer {
 #pragma unroll 2
       for (int row = lane_; row < Traits::kTileM; row += 32) {
         const int token = plan.query_start + min(plan.row + row, plan.query_length - 1);
-        factors.row[row] = params_.q_scale.at(plan.sequence, plan.head, token);
+        shared_.row_factor[slot()][row] = params_.q_scale.at(plan.sequence, plan.head, token);
       }
     }
     if (lane_ > 0) return;
+    auto& factors = shared_.factors[slot()];
     factors.score = score;
+    factors.lse = plan.sequence * params_.lse_batch_stride + plan.head * params_.lse_head_stride +
+                  (plan.query_start + plan.row) * params_.lse_row_stride;
     if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0) factors.output = params_.v_scale.at(plan.sequence, kv_head);
   }
 

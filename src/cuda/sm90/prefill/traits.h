@@ -100,14 +100,14 @@ struct PrefillTraits {
   using Plan = TilePlan<kConsumers>;
   static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
 
-  // What the results of a tile are multiplied with, beside its plan: scores, to make octaves of them, and the output,
-  // where V has one scale for all channels. A query with a scale a token has factors for each row, where shared memory
-  // has room for them.
-  static constexpr bool kNotesRows = kIsE4M3 && kHeadDimQk < 256;
+  // Beside a tile's plan.
   struct Factors {
-    float score, output;
-    float row[kNotesRows ? kTileM : 1];
+    int64_t lse;   // where that of the tile's first row lies
+    float score;   // what scores are multiplied with, to make octaves of them
+    float output;  // and the output, where V has one scale for all channels
   };
+  // Queries with a scale a token have factors for each row besides, where shared memory has room for them.
+  static constexpr bool kNotesRows = kIsE4M3 && kHeadDimQk < 256;
   using Factor = std::conditional_t<kIsE4M3, uint16_t, float>;  // of a softcap
 
   struct Shared {
@@ -117,6 +117,7 @@ struct PrefillTraits {
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
     Factors factors[kTileSlots];
+    float row_factor[kNotesRows ? kTileSlots : 1][kNotesRows ? kTileM : 1];
     Factor cap_factor[kConsumers][kWarpgroupM];         // of the rows of the tile entered last
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
