@@ -174,7 +174,8 @@ class Announcer {
     factors.score = score;
     factors.lse = plan.sequence * params_.lse_batch_stride + plan.head * params_.lse_head_stride +
                   (plan.query_start + plan.row) * params_.lse_row_stride;
-    if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0) factors.output = params_.v_scale.at(plan.sequence, kv_head);
+    if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0)
+      factors.output = params_.v_scale.at(plan.sequence, kv_head);
   }
 
   __device__ void load_query(int consumer, const Plan& plan, uint64_t* full) {
