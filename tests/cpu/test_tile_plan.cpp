@@ -50,22 +50,13 @@ class TilePlans : public testing::Test {};
 using Kernels = testing::Types<Kernel<2, 4, 2>, Kernel<3, 4, 4>, Kernel<3, 2, 4>, Kernel<2, 2, 2>, Kernel<2, 1, 2>>;
 TYPED_TEST_SUITE(TilePlans, Kernels);
 
-// As the plain kernels have them: half a step or a whole one.
-TYPED_TEST(TilePlans, LengthensLastStepsToMultiples) {
-  constexpr int kGrain = (TypeParam::kBlocksPerStep + 1) / 2;
+TYPED_TEST(TilePlans, HaveLastStepsOfTwoLengths) {
+  constexpr int kShort = short_step(TypeParam::kBlocksPerStep);
+  const auto is_a_length = [&](int blocks) { return blocks == kShort || blocks == TypeParam::kBlocksPerStep; };
   for (const Mask& mask : masks()) {
-    if (mask.window_left >= 0) continue;
-    const auto exact = TypeParam::plan(mask, 0);
-    auto plan = exact;
-    plan.template lengthen_last_steps<kGrain>();
-    const auto expect_lengthened = [&](int got, int want) {
-      EXPECT_TRUE(got % kGrain == 0 && got >= want && got < want + kGrain && got <= TypeParam::kBlocksPerStep)
-          << text(mask, 0) << ": " << got << " for " << want;
-    };
-    expect_lengthened(plan.last_blocks, exact.last_blocks);
-    for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
-      expect_lengthened(plan.warpgroup[i].last_blocks, exact.warpgroup[i].last_blocks);
-    }
+    const auto plan = TypeParam::plan(mask, 0);
+    EXPECT_TRUE(is_a_length(plan.last_blocks)) << text(mask, 0);
+    for (const WarpgroupPlan& part : plan.warpgroup) EXPECT_TRUE(is_a_length(part.last_blocks)) << text(mask, 0);
   }
 }
 
@@ -90,7 +81,8 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   }
 }
 
-// A tile of whole steps that no row sees, or a last block of which no row sees a key, would be loaded for nothing.
+// A tile of whole steps that no row sees, or a last half of a step of which no row sees a key, would be loaded for
+// nothing.
 TYPED_TEST(TilePlans, LoadNothingThatTheMaskHides) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
@@ -99,7 +91,8 @@ TYPED_TEST(TilePlans, LoadNothingThatTheMaskHides) {
       const int end = (plan.first_step + plan.steps - 1) * TypeParam::kStep + plan.last_blocks * kPlanBlock;
       EXPECT_TRUE(plan.steps == 1 || mask.visible_begin(row) < (plan.first_step + 1) * TypeParam::kStep)
           << text(mask, row);
-      EXPECT_LT(end - kPlanBlock, std::max(mask.visible_end(last), 1)) << text(mask, row);
+      EXPECT_LT(end - short_step(TypeParam::kBlocksPerStep) * kPlanBlock, std::max(mask.visible_end(last), 1))
+          << text(mask, row);
     }
   }
 }
@@ -157,8 +150,8 @@ TYPED_TEST(TilePlans, SayWhereTheSequenceEnds) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto dense = TypeParam::plan(mask, row), ragged = TypeParam::plan(mask, row, true);
-      const int last_block = (dense.first_step + dense.steps - 1) * TypeParam::kBlocksPerStep + dense.last_blocks - 1;
-      EXPECT_EQ(dense.last_tokens, std::min(mask.key_length - last_block * kPlanBlock, kPlanBlock)) << text(mask, row);
+      EXPECT_EQ(dense.last_tokens, mask.key_length - (dense.first_step + dense.steps - 1) * TypeParam::kStep)
+          << text(mask, row);
       for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
         EXPECT_EQ(dense.warpgroup[i].rows, kPlanRows);
         EXPECT_EQ(ragged.warpgroup[i].rows, std::clamp(mask.query_length - row - i * kPlanRows, 0, kPlanRows));
@@ -174,8 +167,8 @@ TEST(TilePlan, LongSequences) {
   const auto plan = Kernel<2, 4, 2>::plan(mask, 0);
   EXPECT_EQ(plan.first_step, (kLongest - 101) / 256);
   EXPECT_EQ(plan.steps, 1);
-  EXPECT_EQ(plan.last_blocks, (kLongest % 256 + 63) / 64);
-  EXPECT_EQ(plan.last_tokens, (kLongest - 1) % 64 + 1);
+  EXPECT_EQ(plan.last_blocks, kLongest % 256 > 128 ? 4 : 2);
+  EXPECT_EQ(plan.last_tokens, kLongest % 256);
 }
 
 }  // namespace

@@ -14,12 +14,12 @@ namespace fp8attn::cuda {
 template <class Traits>
 class ValueCleaner {
  public:
-  // Of block `block` of a stage the tokens from `tokens` (less than a block) on.
+  // Of `blocks` blocks of a stage the tokens from `tokens` on.
   struct Order {
-    int stage, block, tokens;
+    int stage, blocks, tokens;
 
-    __device__ int packed() const { return stage << 16 | block << 8 | tokens; }
-    __device__ static Order from(int packed) { return {packed >> 16, packed >> 8 & 0xFF, packed & 0xFF}; }
+    __device__ int packed() const { return stage << 16 | blocks << 12 | tokens; }
+    __device__ static Order from(int packed) { return {packed >> 16, packed >> 12 & 0xF, packed & 0xFFF}; }
   };
 
   __device__ explicit ValueCleaner(typename Traits::Shared& shared) : shared_(shared), lane_(threadIdx.x % 32) {}
@@ -50,9 +50,10 @@ class ValueCleaner {
     constexpr int kPieces = Tile::kChunkBytes / 16;
 #pragma unroll 1
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      auto* block = reinterpret_cast<uint4*>(stage + Tile::row_offset(chunk, order.block * Traits::kBlockN));
+      auto* rows = reinterpret_cast<uint4*>(stage + Tile::row_offset(chunk, 0));
+      const int end = order.blocks * Traits::kBlockN * kPieces;
 #pragma unroll 1
-      for (int i = order.tokens * kPieces + lane_; i < Traits::kBlockN * kPieces; i += 32) block[i] = uint4{};
+      for (int i = order.tokens * kPieces + lane_; i < end; i += 32) rows[i] = uint4{};
     }
   }
 
@@ -60,15 +61,16 @@ class ValueCleaner {
   // 2 w + 9 of them.
   __device__ void clear_positions(uint8_t* stage, const Order& order) const {
     using Tile = typename Traits::PackedValueTile;
-    constexpr int kPieces = Traits::kBlockN / 16;
-    const int cut = order.tokens / 16, within = order.tokens % 16;
+    const int first = order.tokens / 16, end = order.blocks * Traits::kBlockN / 16;
 #pragma unroll 1
-    for (int i = lane_; i < Traits::kHeadDimV * kPieces; i += 32) {
-      const int piece = i % kPieces;
-      if (piece < cut) continue;
-      auto* words = reinterpret_cast<uint32_t*>(stage + Tile::offset(i / kPieces, order.block * kPieces + piece));
+    for (int piece = first; piece < end; ++piece) {
+      const int tokens = piece == first ? order.tokens % 16 : 0;
+#pragma unroll 1
+      for (int channel = lane_; channel < Traits::kHeadDimV; channel += 32) {
+        auto* words = reinterpret_cast<uint32_t*>(stage + Tile::offset(channel, piece));
 #pragma unroll
-      for (int w = 0; w < 4; ++w) words[w] &= piece == cut ? kept_bytes(within, w) : 0;
+        for (int w = 0; w < 4; ++w) words[w] &= kept_bytes(tokens, w);
+      }
     }
   }
 

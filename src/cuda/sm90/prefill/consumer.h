@@ -70,33 +70,30 @@ class Consumer {
   // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
   // them. `come`: whether more stages do, even if only other warpgroups need them.
   __device__ __forceinline__ void step(Scores& scores, bool come) {
-    constexpr int kGrain = Traits::kGrain;
-    if (kBlocks == kGrain || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
-    if (kBlocks == 2 * kGrain || blocks_ == kGrain) return step_of<kGrain>(scores, come);
-    if (kBlocks == 3 * kGrain || blocks_ == 2 * kGrain) return step_of<2 * kGrain>(scores, come);
-    step_of<3 * kGrain>(scores, come);
+    constexpr int kShort = short_step(kBlocks);
+    static_assert(kBlocks == kShort || kBlocks == 2 * kShort);
+    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
+    step_of<kShort>(scores, come);
   }
 
   template <int kCount>
   __device__ __forceinline__ void step_of(Scores& scores, bool come) {
-    if constexpr (kCount <= kBlocks) {
-      typename Math::Fresh fresh;
-      multiply<kCount>(scores, fresh);
-      // Barriers are waited for while products are in flight.
-      wait_stage_if(come, shared_.key_ring, key_);
-      if constexpr (kOverlaps) {
-        issue_scores<0>(scores);
-        ptx::wgmma_wait<1>();
-        fold(fresh);
-        if constexpr (kParts == 2) issue_scores<1>(scores);
-      } else {
-        ptx::wgmma_wait<0>();
-        fold(fresh);
-        issue_all_scores(scores);
-      }
-      wait_stage_if(come, shared_.value_ring, value_);
+    typename Math::Fresh fresh;
+    multiply<kCount>(scores, fresh);
+    // Barriers are waited for while products are in flight.
+    wait_stage_if(come, shared_.key_ring, key_);
+    if constexpr (kOverlaps) {
+      issue_scores<0>(scores);
+      ptx::wgmma_wait<1>();
+      fold(fresh);
+      if constexpr (kParts == 2) issue_scores<1>(scores);
+    } else {
       ptx::wgmma_wait<0>();
+      fold(fresh);
+      issue_all_scores(scores);
     }
+    wait_stage_if(come, shared_.value_ring, value_);
+    ptx::wgmma_wait<0>();
   }
 
   // P V of kCount blocks. Leaves its last group in flight.

@@ -117,7 +117,7 @@ inline void set_batch(PrefillParams& params, const PrefillProblem& problem, cons
   const bool small_pages = params.keys == Placement::kPages && batch.page_size < 64;
   params.box_rows = small_pages ? batch.page_size : 64;
   params.page_size = Divisor(std::max(batch.page_size, 1));
-  params.clears_values = !prepared.values_aligned && (batch.ragged_keys() || batch.kv_lengths.data != nullptr);
+  params.clears_values = batch.ragged_keys() || batch.kv_lengths.data != nullptr;
 }
 
 // Scales, lse and out.

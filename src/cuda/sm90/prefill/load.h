@@ -80,7 +80,6 @@ class Announcer {
     Plan& plan = shared_.tile[ptx::launder(slot())];
     const Mask mask{plan.query_length, plan.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
     plan.template plan_steps<Traits::kBlocksPerStep>(mask, ragged_queries(), previous());
-    if constexpr (Traits::kIsPlain) plan.template lengthen_last_steps<Traits::kGrain>();
   }
 
   __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {
@@ -91,7 +90,7 @@ class Announcer {
       plan.query_start = 0;
       plan.query_length = params_.batch.query_capacity;
       plan.key_length = params_.batch.key_capacity;
-      plan.key_start = plan.value_start = plan.key_length == 0 ? -Traits::kBlockN : 0;
+      plan.key_start = plan.value_start = plan.key_length == 0 ? kBeforeTheTensor : 0;
       return;
     }
     const Extent queries = params_.batch.queries(tile.batch);
@@ -192,9 +191,10 @@ class Announcer {
 
   __device__ bool ragged_queries() const { return !Traits::kIsPlain && params_.batch.ragged_queries(); }
 
-  // A sequence without keys has one block anyway, all of it hidden: from before the tensor, which reads as 0.
+  // A sequence without keys has a short step anyway, all of it hidden: from before the tensor, which reads as 0.
+  static constexpr int kBeforeTheTensor = -Traits::kStepN;
   __device__ static int start_of(Placement placement, const Extent& keys, int aligned_start) {
-    if (keys.length == 0) return -Traits::kBlockN;
+    if (keys.length == 0) return kBeforeTheTensor;
     return placement == Placement::kRows ? keys.start : placement == Placement::kAligned ? aligned_start : 0;
   }
 
@@ -290,8 +290,8 @@ class Loader {
     auto& ring = shared_.value_ring;
     wait_barrier(&ring.empty[value_.stage()], value_.parity() ^ 1);
     uint64_t* full = &ring.full[value_.stage()];
-    if (lane_ == 0 && last && clears_values() && plan.last_tokens < Traits::kBlockN) {
-      const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count - 1, plan.last_tokens};
+    if (lane_ == 0 && last && clears_values() && plan.last_tokens < blocks.count * Traits::kBlockN) {
+      const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count, plan.last_tokens};
       full = shared_.value_orders.add(order.packed());
     }
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);

@@ -68,9 +68,6 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
-  // Blocks that a short step has a multiple of. Each length is code of its own: so the plain kernel has two lengths. In
-  // the other what lies behind a sequence must not be read.
-  static constexpr int kGrain = kIsPlain ? (kBlocksPerStep + 1) / 2 : 1;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
