@@ -19,6 +19,9 @@ struct Kernel {
   static constexpr int kStep = kPlanBlock * kBlocksPerStep, kTileRows = kPlanRows * kWarpgroups;
   using Plan = TilePlan<kWarpgroups>;
 
+  // Where the keys of step `step` of a tile begin, of a sequence.
+  static int key_of(const Plan& plan, int step) { return plan.first_block * kPlanBlock + step * kStep; }
+
   static Plan plan(const Mask& mask, int row, bool ragged = false, const Plan* previous = nullptr) {
     Plan plan{};
     plan.row = row;
@@ -64,12 +67,12 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto plan = TypeParam::plan(mask, row);
-      const int loaded_begin = plan.first_step * TypeParam::kStep;
-      const int loaded_end = (plan.first_step + plan.steps - 1) * TypeParam::kStep + plan.last_blocks * kPlanBlock;
+      const int loaded_begin = TypeParam::key_of(plan, 0);
+      const int loaded_end = TypeParam::key_of(plan, plan.steps - 1) + plan.last_blocks * kPlanBlock;
       for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
         const WarpgroupPlan& part = plan.warpgroup[i];
-        const int begin = part.first_step * TypeParam::kStep;
-        const int end = (part.first_step + part.steps - 1) * TypeParam::kStep + part.last_blocks * kPlanBlock;
+        const int begin = TypeParam::key_of(plan, part.first_step);
+        const int end = TypeParam::key_of(plan, part.first_step + part.steps - 1) + part.last_blocks * kPlanBlock;
         ASSERT_GE(part.steps, 1) << text(mask, row);
         ASSERT_TRUE(begin >= loaded_begin && end <= loaded_end) << text(mask, row);
         for (int r = row + i * kPlanRows; r < std::min(row + (i + 1) * kPlanRows, mask.query_length); ++r) {
@@ -81,16 +84,15 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   }
 }
 
-// A tile of whole steps that no row sees, or a last half of a step of which no row sees a key, would be loaded for
-// nothing.
+// A first block, or a last half of a step, of which no row sees a key, would be loaded for nothing.
 TYPED_TEST(TilePlans, LoadNothingThatTheMaskHides) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto plan = TypeParam::plan(mask, row);
       const int last = row + TypeParam::kTileRows - 1;
-      const int end = (plan.first_step + plan.steps - 1) * TypeParam::kStep + plan.last_blocks * kPlanBlock;
-      EXPECT_TRUE(plan.steps == 1 || mask.visible_begin(row) < (plan.first_step + 1) * TypeParam::kStep)
-          << text(mask, row);
+      const int end = TypeParam::key_of(plan, plan.steps - 1) + plan.last_blocks * kPlanBlock;
+      const bool sees_none = mask.visible_begin(row) == mask.visible_end(last);
+      EXPECT_TRUE(sees_none || mask.visible_begin(row) < TypeParam::key_of(plan, 0) + kPlanBlock) << text(mask, row);
       EXPECT_LT(end - short_step(TypeParam::kBlocksPerStep) * kPlanBlock, std::max(mask.visible_end(last), 1))
           << text(mask, row);
     }
@@ -105,7 +107,7 @@ TYPED_TEST(TilePlans, MaskWhatSomeRowDoesNotSee) {
         const WarpgroupPlan& part = plan.warpgroup[i];
         const int first = row + i * kPlanRows, last = first + kPlanRows - 1;
         for (int step = 0; step < part.steps; ++step) {
-          const int begin = (part.first_step + step) * TypeParam::kStep;
+          const int begin = TypeParam::key_of(plan, part.first_step + step);
           const bool all = mask.visible_begin(last) <= begin && begin + TypeParam::kStep <= mask.visible_end(first);
           ASSERT_EQ(part.masks(step), !all) << text(mask, row) << ", step " << step;
         }
@@ -132,8 +134,7 @@ TYPED_TEST(TilePlans, StagesAreCountedAlikeByAll) {
         ASSERT_LT(part.skipped, TypeParam::kStages) << text(mask, row);
         position[i] += part.skipped;
         // Stages of the tile's steps come from the last step to the first.
-        ASSERT_EQ(position[i] - loaded, plan.first_step + plan.steps - (part.first_step + part.steps))
-            << text(mask, row);
+        ASSERT_EQ(position[i] - loaded, plan.steps - (part.first_step + part.steps)) << text(mask, row);
         position[i] += part.steps;
       }
       loaded += plan.steps;
@@ -150,8 +151,7 @@ TYPED_TEST(TilePlans, SayWhereTheSequenceEnds) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto dense = TypeParam::plan(mask, row), ragged = TypeParam::plan(mask, row, true);
-      EXPECT_EQ(dense.last_tokens, mask.key_length - (dense.first_step + dense.steps - 1) * TypeParam::kStep)
-          << text(mask, row);
+      EXPECT_EQ(dense.last_tokens, mask.key_length - TypeParam::key_of(dense, dense.steps - 1)) << text(mask, row);
       for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
         EXPECT_EQ(dense.warpgroup[i].rows, kPlanRows);
         EXPECT_EQ(ragged.warpgroup[i].rows, std::clamp(mask.query_length - row - i * kPlanRows, 0, kPlanRows));
@@ -165,10 +165,10 @@ TEST(TilePlan, LongSequences) {
   constexpr int kLongest = static_cast<int>(kMaxDim);
   const Mask mask{1, kLongest, true, 100};
   const auto plan = Kernel<2, 4, 2>::plan(mask, 0);
-  EXPECT_EQ(plan.first_step, (kLongest - 101) / 256);
+  EXPECT_EQ(plan.first_block, (kLongest - 101) / 64);
   EXPECT_EQ(plan.steps, 1);
-  EXPECT_EQ(plan.last_blocks, kLongest % 256 > 128 ? 4 : 2);
-  EXPECT_EQ(plan.last_tokens, kLongest % 256);
+  EXPECT_EQ(plan.last_blocks, 2);
+  EXPECT_EQ(plan.last_tokens, kLongest - (kLongest - 101) / 64 * 64);
 }
 
 }  // namespace

@@ -175,7 +175,8 @@ class Consumer {
   __device__ __forceinline__ void mask(Scores& scores) {
     const Plan& tile = tile_back(1);
     const Mask mask{tile.query_length, tile.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
-    const int row = first_row(tile), first_key = (plan_back(1).first_step + unscored_) * Traits::kStepN;
+    const int row = first_row(tile);
+    const int first_key = tile.first_block * Traits::kBlockN + (plan_back(1).first_step + unscored_) * Traits::kStepN;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int first = first_key + part * (Traits::kStepN / kParts);

@@ -246,7 +246,7 @@ class Loader {
   __device__ bool clears_values() const { return !Traits::kIsPlain && params_.clears_values; }
 
   __device__ Blocks find(const Plan& plan, int step, int count) const {
-    const int first = (plan.first_step + step) * Traits::kBlocksPerStep;
+    const int first = plan.first_block + step * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
     if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
     const int token = first * Traits::kBlockN + lane_ * params_.box_rows;
