@@ -16,7 +16,7 @@ inline constexpr int kPlanBlock = 64;
 
 // Blocks that the step with a tile's last keys has a multiple of: half of those of a step. Each length is code of its
 // own, and all that a tile runs through has to fit the 32 KB of instruction cache (four lengths: 5% slower at d = 128).
-constexpr int short_step(int blocks_per_step) { return (blocks_per_step + 1) / 2; }
+FP8ATTN_HOST_DEVICE constexpr int short_step(int blocks_per_step) { return (blocks_per_step + 1) / 2; }
 
 // What one warpgroup does of a tile. Its steps count from its own first one, which is 0.
 struct WarpgroupPlan {
