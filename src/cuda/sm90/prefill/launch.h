@@ -80,7 +80,7 @@ inline TensorView loadable(const TensorView& view, const PrefillProblem& problem
 inline bool is_16bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kFP16; }
 
 template <class Traits>
-PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& params) {
+PrefillMaps tensor_maps(const PrefillProblem& problem) {
   constexpr std::uint32_t kQueryChunk = Traits::QueryTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kKeyChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kValueChunk = Traits::ValueTile::kChunkBytes / Traits::Element::kBytes;
@@ -91,12 +91,12 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
     maps.out = make_tensor_map(with_entries(problem.out), {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1},
                                "out");
   }
-  const auto rows = static_cast<std::uint32_t>(params.box_rows);
-  maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, rows, 1}, "k");
+  constexpr std::uint32_t kBlock = Traits::kBlockN;
+  maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, kBlock, 1}, "k");
   if constexpr (Traits::kIsE4M3) {
     maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
   } else {
-    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, 1, rows, 1}, "v");
+    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, 1, kBlock, 1}, "v");
   }
   return maps;
 }
@@ -114,8 +114,6 @@ inline void set_batch(PrefillParams& params, const PrefillProblem& problem, cons
   params.window_left = clamped_window(problem.window_left);
   params.keys = placement_of(batch, prepared.keys_aligned);
   params.values = placement_of(batch, prepared.values_aligned);
-  const bool small_pages = params.keys == Placement::kPages && batch.page_size < 64;
-  params.box_rows = small_pages ? batch.page_size : 64;
   params.page_size = Divisor(std::max(batch.page_size, 1));
   params.clears_values = batch.ragged_keys() || batch.kv_lengths.data != nullptr;
 }
@@ -188,8 +186,7 @@ void launch_kernel(const PrefillProblem& problem, PrefillParams& params, Stream 
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem, params), params), "prefill",
-        "cudaLaunchKernelEx");
+  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem), params), "prefill", "cudaLaunchKernelEx");
 }
 
 template <class Traits>

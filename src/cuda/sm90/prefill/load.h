@@ -237,7 +237,7 @@ class Loader {
   using KeyTile = typename Traits::KeyTile;
   using ValueTile = typename Traits::ValueTile;
 
-  // What a step loads: `count` blocks from `first` on. In pages, box i of them lies where lane i says.
+  // What a step loads: `count` blocks from `first` on. In pages, the i-th of them lies where lane i says.
   struct Blocks {
     int first, count;
     Place page;
@@ -249,29 +249,25 @@ class Loader {
     const int first = plan.first_block + step * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
     if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
-    const int token = first * Traits::kBlockN + lane_ * params_.box_rows;
+    const int token = (first + lane_) * Traits::kBlockN;
     const int index = params_.page_size.divide(token);
     blocks.page.row = token - index * params_.page_size.divisor();
     // Entries past the length may be anything, and where there is no page TMA fills in zeros.
-    const bool used = token < plan.key_length && lane_ * params_.box_rows < count * Traits::kBlockN;
+    const bool used = token < plan.key_length && lane_ < count;
     if (used) blocks.page.entry = params_.batch.page(plan.sequence, index);
     return blocks;
   }
 
-  // Calls load(row of the tile, rows, place) in the first lane for every box.
+  // Calls load(row of the tile, place) in the first lane for every block.
   template <class Load>
-  __device__ void for_each_box(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
-    if (!Traits::kIsPlain && placement == Placement::kPages) {
-      for (int row = 0, box = 0; row < blocks.count * Traits::kBlockN; row += params_.box_rows, ++box) {
-        const Place place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box),
-                             __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
-        if (lane_ == 0) load(row, place);
+  __device__ void for_each_block(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
+    for (int block = 0; block < blocks.count; ++block) {
+      Place place = {start + (blocks.first + block) * Traits::kBlockN,
+                     Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0};
+      if (!Traits::kIsPlain && placement == Placement::kPages) {
+        place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, block), __shfl_sync(0xFFFFFFFFu, blocks.page.entry, block)};
       }
-    } else if (lane_ == 0) {
-      const int entry = Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0;
-      for (int row = 0; row < blocks.count * Traits::kBlockN; row += Traits::kBlockN) {
-        load(row, Place{start + blocks.first * Traits::kBlockN + row, entry});
-      }
+      if (lane_ == 0) load(block * Traits::kBlockN, place);
     }
   }
 
@@ -280,7 +276,7 @@ class Loader {
     wait_barrier(&ring.empty[key_.stage()], key_.parity() ^ 1);
     uint64_t* full = &ring.full[key_.stage()];
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (KeyTile::kBytes / KeyTile::kRows));
-    for_each_box(blocks, params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
+    for_each_block(blocks, params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
       load_rows<KeyTile>(shared_.key[key_.stage()], maps_.key, full, head, row, place);
     });
     key_.advance();
@@ -295,7 +291,7 @@ class Loader {
       full = shared_.value_orders.add(order.packed());
     }
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
-    for_each_box(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
+    for_each_block(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
       uint8_t* stage = shared_.value[value_.stage()];
       if constexpr (Traits::kIsE4M3) {
         load_box(stage + ValueTile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0, head,

@@ -42,7 +42,6 @@ struct PrefillParams {
   bool changes_all;  // every step may have a mask, or has a softcap
 
   Placement keys, values;
-  int box_rows;  // tokens of one copy from pages: 64, or a page where that is less
   Divisor page_size;
   bool clears_values;  // behind the last value of a sequence lies what may be NaN
 
