@@ -84,17 +84,18 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   }
 }
 
-// A first block, or a last half of a step, of which no row sees a key, would be loaded for nothing.
+// A first or last short step of which no row sees a key would be loaded for nothing.
 TYPED_TEST(TilePlans, LoadNothingThatTheMaskHides) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto plan = TypeParam::plan(mask, row);
       const int last = row + TypeParam::kTileRows - 1;
+      constexpr int kShort = short_step(TypeParam::kBlocksPerStep) * kPlanBlock;
       const int end = TypeParam::key_of(plan, plan.steps - 1) + plan.last_blocks * kPlanBlock;
       const bool sees_none = mask.visible_begin(row) == mask.visible_end(last);
-      EXPECT_TRUE(sees_none || mask.visible_begin(row) < TypeParam::key_of(plan, 0) + kPlanBlock) << text(mask, row);
-      EXPECT_LT(end - short_step(TypeParam::kBlocksPerStep) * kPlanBlock, std::max(mask.visible_end(last), 1))
-          << text(mask, row);
+      EXPECT_TRUE(sees_none || mask.visible_begin(row) < TypeParam::key_of(plan, 0) + kShort) << text(mask, row);
+      EXPECT_LT(end - kShort, std::max(mask.visible_end(last), 1)) << text(mask, row);
+      EXPECT_EQ(plan.first_block % short_step(TypeParam::kBlocksPerStep), 0) << text(mask, row);
     }
   }
 }
@@ -165,10 +166,10 @@ TEST(TilePlan, LongSequences) {
   constexpr int kLongest = static_cast<int>(kMaxDim);
   const Mask mask{1, kLongest, true, 100};
   const auto plan = Kernel<2, 4, 2>::plan(mask, 0);
-  EXPECT_EQ(plan.first_block, (kLongest - 101) / 64);
+  EXPECT_EQ(plan.first_block, (kLongest - 101) / 128 * 2);
   EXPECT_EQ(plan.steps, 1);
   EXPECT_EQ(plan.last_blocks, 2);
-  EXPECT_EQ(plan.last_tokens, kLongest - (kLongest - 101) / 64 * 64);
+  EXPECT_EQ(plan.last_tokens, kLongest - (kLongest - 101) / 128 * 128);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ class Consumer {
   // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
   // them. `come`: whether more stages do, even if only other warpgroups need them.
   __device__ __forceinline__ void step(Scores& scores, bool come) {
-    constexpr int kShort = short_step(kBlocks);
+    constexpr int kShort = Traits::kShortStep;
     static_assert(kBlocks == kShort || kBlocks == 2 * kShort);
     if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
     step_of<kShort>(scores, come);

@@ -80,7 +80,7 @@ inline TensorView loadable(const TensorView& view, const PrefillProblem& problem
 inline bool is_16bit(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kFP16; }
 
 template <class Traits>
-PrefillMaps tensor_maps(const PrefillProblem& problem) {
+PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& params) {
   constexpr std::uint32_t kQueryChunk = Traits::QueryTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kKeyChunk = Traits::KeyTile::kChunkBytes / Traits::Element::kBytes;
   constexpr std::uint32_t kValueChunk = Traits::ValueTile::kChunkBytes / Traits::Element::kBytes;
@@ -91,12 +91,12 @@ PrefillMaps tensor_maps(const PrefillProblem& problem) {
     maps.out = make_tensor_map(with_entries(problem.out), {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1},
                                "out");
   }
-  constexpr std::uint32_t kBlock = Traits::kBlockN;
-  maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, kBlock, 1}, "k");
+  const auto rows = static_cast<std::uint32_t>(params.box_blocks * Traits::kBlockN);
+  maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, rows, 1}, "k");
   if constexpr (Traits::kIsE4M3) {
     maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
   } else {
-    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, 1, kBlock, 1}, "v");
+    maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, 1, rows, 1}, "v");
   }
   return maps;
 }
@@ -186,7 +186,8 @@ void launch_kernel(const PrefillProblem& problem, PrefillParams& params, Stream 
   overlap.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &overlap;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem), params), "prefill", "cudaLaunchKernelEx");
+  check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem, params), params), "prefill",
+        "cudaLaunchKernelEx");
 }
 
 template <class Traits>
@@ -196,6 +197,8 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
 
   PrefillParams params{};
   set_batch(params, problem, prepared);
+  const bool long_pages = params.batch.page_size % (Traits::kShortStep * Traits::kBlockN) == 0;
+  params.box_blocks = params.keys != Placement::kPages || long_pages ? Traits::kShortStep : 1;
   set_tensors(params, problem);
   params.list = prepared.tiles;
   const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]);

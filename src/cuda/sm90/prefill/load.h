@@ -237,7 +237,7 @@ class Loader {
   using KeyTile = typename Traits::KeyTile;
   using ValueTile = typename Traits::ValueTile;
 
-  // What a step loads: `count` blocks from `first` on. In pages, the i-th of them lies where lane i says.
+  // What a step loads: `count` blocks from `first` on. In pages, the i-th box of them lies where lane i says.
   struct Blocks {
     int first, count;
     Place page;
@@ -249,23 +249,29 @@ class Loader {
     const int first = plan.first_block + step * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
     if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
-    const int token = (first + lane_) * Traits::kBlockN;
+    const int token = (first + lane_ * box_blocks()) * Traits::kBlockN;
     const int index = params_.page_size.divide(token);
     blocks.page.row = token - index * params_.page_size.divisor();
     // Entries past the length may be anything, and where there is no page TMA fills in zeros.
-    const bool used = token < plan.key_length && lane_ < count;
+    const bool used = token < plan.key_length && lane_ * box_blocks() < count;
     if (used) blocks.page.entry = params_.batch.page(plan.sequence, index);
     return blocks;
   }
 
-  // Calls load(row of the tile, place) in the first lane for every block.
+  // Of a row-major tensor.
+  __device__ int box_blocks() const { return Traits::kIsPlain ? Traits::kShortStep : params_.box_blocks; }
+
+  // Calls load(first row of the tile, place) in the first lane for every `length` blocks, a box or one.
   template <class Load>
-  __device__ void for_each_block(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
-    for (int block = 0; block < blocks.count; ++block) {
+  __device__ void for_each_box(const Blocks& blocks, int length, Placement placement, int start, int sequence,
+                               Load load) const {
+    for (int block = 0; block < blocks.count; block += length) {
       Place place = {start + (blocks.first + block) * Traits::kBlockN,
                      Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0};
       if (!Traits::kIsPlain && placement == Placement::kPages) {
-        place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, block), __shfl_sync(0xFFFFFFFFu, blocks.page.entry, block)};
+        const int box = box_blocks() == 1 ? block : block / Traits::kShortStep;
+        place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box), __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
+        if (box_blocks() > 1) place.row += block % Traits::kShortStep * Traits::kBlockN;
       }
       if (lane_ == 0) load(block * Traits::kBlockN, place);
     }
@@ -276,7 +282,7 @@ class Loader {
     wait_barrier(&ring.empty[key_.stage()], key_.parity() ^ 1);
     uint64_t* full = &ring.full[key_.stage()];
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (KeyTile::kBytes / KeyTile::kRows));
-    for_each_block(blocks, params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
+    for_each_box(blocks, box_blocks(), params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
       load_rows<KeyTile>(shared_.key[key_.stage()], maps_.key, full, head, row, place);
     });
     key_.advance();
@@ -291,7 +297,9 @@ class Loader {
       full = shared_.value_orders.add(order.packed());
     }
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
-    for_each_block(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
+    // Packed values lie in a tile of its own for each block.
+    const int length = Traits::kIsE4M3 ? 1 : box_blocks();
+    for_each_box(blocks, length, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
       uint8_t* stage = shared_.value[value_.stage()];
       if constexpr (Traits::kIsE4M3) {
         load_box(stage + ValueTile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0, head,

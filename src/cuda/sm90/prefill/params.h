@@ -42,6 +42,7 @@ struct PrefillParams {
   bool changes_all;  // every step may have a mask, or has a softcap
 
   Placement keys, values;
+  int box_blocks;  // blocks of rows that one copy brings: those of a short step, or one, where pages are not as long
   Divisor page_size;
   bool clears_values;  // behind the last value of a sequence lies what may be NaN
 

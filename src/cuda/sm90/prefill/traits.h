@@ -68,6 +68,7 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
+  static constexpr int kShortStep = short_step(kBlocksPerStep);
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.

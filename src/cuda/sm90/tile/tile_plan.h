@@ -63,7 +63,7 @@ struct TilePlan {
   int row;                       // of the sequence that is the tile's first one
   int query_start;               // of the sequence, in ragged tensors of queries
   int key_start, value_start;    // of the sequence, where it has no pages and no batch entry
-  int first_block;               // of the sequence that is the tile's first one
+  int first_block;               // of the sequence that is the tile's first one, a multiple of a short step
   int steps, last_blocks;        // all that a warpgroup does
   int last_tokens;               // from the step with the last keys on, those of the sequence
   WarpgroupPlan warpgroup[kWarpgroups];
@@ -79,8 +79,10 @@ struct TilePlan {
   template <int kBlocksPerStep>
   FP8ATTN_HOST_DEVICE void plan_steps(const Mask& mask, bool ragged, const TilePlan* previous) {
     static_assert(kWarpgroups - 1 <= kBlocksPerStep);
+    constexpr int kShort = short_step(kBlocksPerStep);
     const int blocks = WarpgroupPlan::divide_up(mask.visible_end(row + kWarpgroups * kPlanRows - 1), kPlanBlock);
     first_block = WarpgroupPlan::at_least(WarpgroupPlan::at_most(mask.visible_begin(row) / kPlanBlock, blocks - 1), 0);
+    first_block -= first_block % kShort;
     const int begin = first_block * kPlanBlock;
 #pragma unroll 1
     for (int i = 0; i < kWarpgroups; ++i) {
