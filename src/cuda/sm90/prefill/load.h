@@ -36,7 +36,7 @@ struct Place {
 };
 
 // One warp: tells everybody which tiles the CTA has, with the query of each and what its scores are to be multiplied
-// with. Far ahead of the keys, since these come from beyond the L2 cache. The first lane does all but the multipliers.
+// with. Far ahead of the keys, since these come from beyond the L2 cache.
 template <class Traits>
 class Announcer {
  public:
@@ -57,12 +57,12 @@ class Announcer {
         arrive_barrier(&shared_.announced[slot()]);
       }
       if constexpr (kPlansAhead) wait_for_stage();
-      uint64_t* order = nullptr;
-      if (lane_ == 0) order = load_queries(shared_.tile[slot()]);
+      if (lane_ == 0) load_queries(shared_.tile[slot()]);
       __syncwarp();  // the plan is there
       note_factors(shared_.tile[slot()]);
+      if (ragged_queries()) clear_rows(shared_.tile[slot()]);
       __syncwarp();
-      if (lane_ == 0) release_queries(shared_.tile[slot()], order);
+      if (lane_ == 0) release_queries();
     }
     if (lane_ == 0) end();
   }
@@ -118,41 +118,44 @@ class Announcer {
     if constexpr (kPlansAhead) wait_for_stage();
     shared_.tile[slot()].plan_end(previous());
     arrive_barrier(&shared_.announced[slot()]);
-    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
-    if (ragged_queries()) shared_.query_orders.end();
+    release_queries();
   }
 
-  // Whether rows of a consumer are another sequence's: then a warp clears them before the consumer may read.
+  // Whether rows of a consumer are another sequence's. They take part in no result, but what they are would decide
+  // between forms of the softmax that round differently, for a warp's rows together: they are cleared.
   __device__ bool clears_rows(const Plan& plan, int consumer) const {
     return ragged_queries() && plan.warpgroup[consumer].rows < Traits::kWarpgroupM;
   }
 
-  // The rows of all consumers. What these barriers want besides the bytes is an arrival of release_queries(). Gives the
-  // barrier of rows to be cleared, if there are any.
-  __device__ uint64_t* load_queries(const Plan& plan) {
+  // The rows of all consumers. What their barriers want besides the bytes is an arrival of release_queries(); rows to
+  // be cleared come with a barrier of their own.
+  __device__ void load_queries(const Plan& plan) {
     int cleared = 0;
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) cleared += clears_rows(plan, consumer);
-    uint64_t* order = nullptr;
-    if (cleared > 0) {
-      order = shared_.query_orders.add(slot());
-      expect_without_arriving(order, cleared * Traits::QueryTile::kBytes);
-    }
+    if (cleared > 0) expect_bytes(&shared_.query_to_clear, cleared * Traits::QueryTile::kBytes);
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      uint64_t* full = order;
+      uint64_t* full = &shared_.query_to_clear;
       if (!clears_rows(plan, consumer)) {
         full = &shared_.query_ring[consumer].full[position_.stage()];
         expect_without_arriving(full, Traits::QueryTile::kBytes);
       }
       load_query(consumer, plan, full);
     }
-    return order;
   }
 
-  __device__ void release_queries(const Plan& plan, uint64_t* order) {
-    if (order != nullptr) arrive_barrier(order);
+  // All lanes.
+  __device__ void clear_rows(const Plan& plan) {
+    bool waited = false;
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      if (!clears_rows(plan, consumer)) arrive_barrier(&shared_.query_ring[consumer].full[position_.stage()]);
+      if (!clears_rows(plan, consumer)) continue;
+      if (!waited) wait_barrier(&shared_.query_to_clear, clears_++ & 1);
+      waited = true;
+      clear_query<Traits>(shared_.query[consumer][position_.stage()], plan.warpgroup[consumer].rows, lane_);
     }
+  }
+
+  __device__ void release_queries() {
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
   }
 
   // All lanes. The consumers would wait for these loads, once a tile.
@@ -202,10 +205,12 @@ class Announcer {
   const PrefillMaps& maps_;
   const PrefillParams& params_;
   const int lane_;
+  uint32_t clears_ = 0;
   RingPosition<Traits::kQueryStages> position_;
 };
 
-// One warp: keys and values, from the last step of a tile to the first. Lanes look pages up, the first one loads.
+// What the warps that load keys and values have in common. They go from the last step of a tile to the first. Lanes
+// look pages up, the first one loads.
 template <class Traits>
 class Loader {
  public:
@@ -215,40 +220,34 @@ class Loader {
   __device__ Loader(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
       : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
-  __device__ void run() {
-    // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
-    // behind this one, whose keys are loaded behind this one's: the wait sees one phase at most.
-    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
-      wait_barrier(&shared_.announced[tile.stage()], tile.parity());
-      const Plan& plan = shared_.tile[tile.stage()];
-      if (plan.is_none()) break;
-      const int head = params_.kv_head(plan.head);
-      for (int step = plan.steps - 1; step >= 0; --step) {
-        const bool last = step == plan.steps - 1;
-        const Blocks blocks = find(plan, step, last ? plan.last_blocks : Traits::kBlocksPerStep);
-        load_keys(plan, head, blocks);
-        load_values(plan, head, blocks, last);
-      }
-    }
-    if (clears_values() && lane_ == 0) shared_.value_orders.end();
-  }
-
- private:
-  using KeyTile = typename Traits::KeyTile;
-  using ValueTile = typename Traits::ValueTile;
-
+ protected:
   // What a step loads: `count` blocks from `first` on. In pages, the i-th box of them lies where lane i says.
   struct Blocks {
     int first, count;
     Place page;
   };
 
-  __device__ bool clears_values() const { return !Traits::kIsPlain && params_.clears_values; }
+  // Calls load(plan, blocks, whether it is the step with the last keys) for the steps of all tiles.
+  //
+  // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
+  // behind this one, for which they have done with this one's values: the wait sees one phase at most.
+  template <class Load>
+  __device__ void for_each_step(Placement placement, Load load) {
+    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
+      wait_barrier(&shared_.announced[tile.stage()], tile.parity());
+      const Plan& plan = shared_.tile[tile.stage()];
+      if (plan.is_none()) return;
+      for (int step = plan.steps - 1; step >= 0; --step) {
+        const bool last = step == plan.steps - 1;
+        load(plan, find(plan, placement, step, last ? plan.last_blocks : Traits::kBlocksPerStep), last);
+      }
+    }
+  }
 
-  __device__ Blocks find(const Plan& plan, int step, int count) const {
+  __device__ Blocks find(const Plan& plan, Placement placement, int step, int count) const {
     const int first = plan.first_block + step * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
-    if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
+    if (Traits::kIsPlain || placement != Placement::kPages) return blocks;
     const int token = (first + lane_ * box_blocks()) * Traits::kBlockN;
     const int index = params_.page_size.divide(token);
     blocks.page.row = token - index * params_.page_size.divisor();
@@ -277,40 +276,6 @@ class Loader {
     }
   }
 
-  __device__ void load_keys(const Plan& plan, int head, const Blocks& blocks) {
-    auto& ring = shared_.key_ring;
-    wait_barrier(&ring.empty[key_.stage()], key_.parity() ^ 1);
-    uint64_t* full = &ring.full[key_.stage()];
-    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (KeyTile::kBytes / KeyTile::kRows));
-    for_each_box(blocks, box_blocks(), params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
-      load_rows<KeyTile>(shared_.key[key_.stage()], maps_.key, full, head, row, place);
-    });
-    key_.advance();
-  }
-
-  __device__ void load_values(const Plan& plan, int head, const Blocks& blocks, bool last) {
-    auto& ring = shared_.value_ring;
-    wait_barrier(&ring.empty[value_.stage()], value_.parity() ^ 1);
-    uint64_t* full = &ring.full[value_.stage()];
-    if (lane_ == 0 && last && clears_values() && plan.last_tokens < blocks.count * Traits::kBlockN) {
-      const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count, plan.last_tokens};
-      full = shared_.value_orders.add(order.packed());
-    }
-    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
-    // Packed values lie in a tile of its own for each block.
-    const int length = Traits::kIsE4M3 ? 1 : box_blocks();
-    for_each_box(blocks, length, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
-      uint8_t* stage = shared_.value[value_.stage()];
-      if constexpr (Traits::kIsE4M3) {
-        load_box(stage + ValueTile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0, head,
-                 place.entry);
-      } else {
-        load_rows<ValueTile>(stage, maps_.value, full, head, row, place);
-      }
-    });
-    value_.advance();
-  }
-
   // A box of rows of channels, in as many copies as the tile has chunks.
   template <class Tile>
   __device__ static void load_rows(uint8_t* stage, const CUtensorMap& map, uint64_t* full, int head, int row,
@@ -326,7 +291,87 @@ class Loader {
   const PrefillMaps& maps_;
   const PrefillParams& params_;
   const int lane_;
-  RingPosition<Traits::kStages> key_, value_;
+  RingPosition<Traits::kStages> position_;
+};
+
+// One warp.
+template <class Traits>
+class KeyLoader : Loader<Traits> {
+  using Base = Loader<Traits>;
+  using Base::lane_, Base::maps_, Base::params_, Base::position_, Base::shared_;
+
+ public:
+  using Base::Base;
+
+  __device__ void run() {
+    this->for_each_step(params_.keys, [&](const typename Base::Plan& plan, const typename Base::Blocks& blocks, bool) {
+      using Tile = typename Traits::KeyTile;
+      auto& ring = shared_.key_ring;
+      wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
+      uint64_t* full = &ring.full[position_.stage()];
+      if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (Tile::kBytes / Tile::kRows));
+      const int head = params_.kv_head(plan.head);
+      this->for_each_box(
+          blocks, this->box_blocks(), params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
+            this->template load_rows<Tile>(shared_.key[position_.stage()], maps_.key, full, head, row, place);
+          });
+      position_.advance();
+    });
+  }
+};
+
+// One warp. It also clears what it has loaded from behind the end of a sequence: the probabilities there are 0, but the
+// values may be NaN.
+template <class Traits>
+class ValueLoader : Loader<Traits> {
+  using Base = Loader<Traits>;
+  using Base::lane_, Base::maps_, Base::params_, Base::position_, Base::shared_;
+  using Tile = typename Traits::ValueTile;
+
+ public:
+  using Base::Base;
+
+  __device__ void run() {
+    this->for_each_step(
+        params_.values, [&](const typename Base::Plan& plan, const typename Base::Blocks& blocks, bool last) {
+          auto& ring = shared_.value_ring;
+          wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
+          uint64_t* full = &ring.full[position_.stage()];
+          const bool clears =
+              !Traits::kIsPlain && last && params_.clears_values && plan.last_tokens < blocks.count * Traits::kBlockN;
+          load(plan, blocks, clears ? &shared_.values_to_clear : full);
+          if (clears) clear(plan.last_tokens, blocks.count, full);
+          position_.advance();
+        });
+  }
+
+ private:
+  __device__ void load(const typename Base::Plan& plan, const typename Base::Blocks& blocks, uint64_t* full) {
+    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
+    const int head = params_.kv_head(plan.head);
+    // Packed values lie in a tile of its own for each block.
+    const int length = Traits::kIsE4M3 ? 1 : this->box_blocks();
+    this->for_each_box(blocks, length, params_.values, plan.value_start, plan.sequence,
+                       [&](int row, const Place& place) {
+                         uint8_t* stage = shared_.value[position_.stage()];
+                         if constexpr (Traits::kIsE4M3) {
+                           load_box(stage + Tile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0,
+                                    head, place.entry);
+                         } else {
+                           this->template load_rows<Tile>(stage, maps_.value, full, head, row, place);
+                         }
+                       });
+  }
+
+  // The tokens from `tokens` on, when they have come; then the consumers may read.
+  __device__ void clear(int tokens, int blocks, uint64_t* full) {
+    wait_barrier(&shared_.values_to_clear, clears_++ & 1);
+    clear_values<Traits>(shared_.value[position_.stage()], tokens, blocks, lane_);
+    __syncwarp();
+    if (lane_ == 0) arrive_barrier(full);
+  }
+
+  uint32_t clears_ = 0;
 };
 
 }  // namespace fp8attn::cuda

@@ -120,9 +120,9 @@ struct PrefillTraits {
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
-    uint64_t announced[kTileSlots];                     // the thread that announces tiles -> the warp that loads keys
-    OrderQueue<2 * kStages> value_orders;               // TMA -> a warp that clears -> value_ring
-    OrderQueue<2 * kQueryStages> query_orders;          // TMA -> a warp that clears -> query_ring
+    uint64_t announced[kTileSlots];                     // the warp that announces tiles -> those that load
+    uint64_t values_to_clear;                           // TMA -> the warp that loads values -> value_ring
+    uint64_t query_to_clear;                            // TMA -> the warp that announces tiles -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };
