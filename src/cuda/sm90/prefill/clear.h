@@ -28,11 +28,11 @@ __device__ __forceinline__ void clear_positions(uint8_t* tile, int begin, int en
   for (int piece = begin / 16; piece < end / 16; ++piece) {
     const int kept = max(begin - 16 * piece, 0);  // tokens of the piece
 #pragma unroll 1
-    for (int channel = lane; channel < Traits::kHeadDimV; channel += 32) {
-      auto* words = reinterpret_cast<uint32_t*>(tile + Traits::PackedValueTile::offset(channel, piece));
+    for (int i = lane; i < Traits::kHeadDimV * 4; i += 32) {
+      const int word = i % 4;
       const auto bytes = [&](int token) { return (1u << 8 * min(max(kept - token, 0), 2)) - 1; };  // of two tokens
-#pragma unroll
-      for (int w = 0; w < 4; ++w) words[w] &= bytes(2 * w) | bytes(2 * w + 8) << 16;
+      reinterpret_cast<uint32_t*>(tile + Traits::PackedValueTile::offset(i / 4, piece))[word] &=
+          bytes(2 * word) | bytes(2 * word + 8) << 16;
     }
   }
 }

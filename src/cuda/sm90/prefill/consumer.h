@@ -311,7 +311,7 @@ class Consumer {
   // V scale and mean.
   __device__ void finish_values(const Plan& tile, const float (&sum)[2], float (&factor)[2]) {
     if (params_.v_scale.inner_stride != 0 || params_.v_mean.data != nullptr) {
-      finish_channels(output_.value, factor, sum, params_, tile.sequence, params_.kv_head(tile.head), thread_.lane());
+      finish_channels(output_.value, factor, sum, params_, tile.sequence, tile.kv_head, thread_.lane());
     } else {
       const float scale = factors_back(2).output;
       factor[0] *= scale;

@@ -21,8 +21,8 @@ __device__ void initialise(typename Traits::Shared& shared) {
     shared.key_ring.init(1, Traits::kConsumerWarps);
     shared.value_ring.init(1, Traits::kConsumerWarps);
     for (auto& barrier : shared.announced) ::cuda::ptx::mbarrier_init(&barrier, 1);
-    ::cuda::ptx::mbarrier_init(&shared.values_to_clear, 1);
-    ::cuda::ptx::mbarrier_init(&shared.query_to_clear, 1);
+    shared.values_to_clear.init();
+    shared.query_to_clear.init();
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   if constexpr (Traits::kIsE4M3) {

@@ -84,7 +84,9 @@ class Announcer {
 
   __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {
     plan.sequence = tile.batch;
+    plan.number = static_cast<int>(position_.count);
     plan.head = tile.head;
+    plan.kv_head = params_.kv_head(tile.head);
     plan.row = tile.query_tile * Traits::kTileM;
     if constexpr (Traits::kIsPlain) {
       plan.query_start = 0;
@@ -132,9 +134,9 @@ class Announcer {
   __device__ void load_queries(const Plan& plan) {
     int cleared = 0;
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) cleared += clears_rows(plan, consumer);
-    if (cleared > 0) expect_bytes(&shared_.query_to_clear, cleared * Traits::QueryTile::kBytes);
+    if (cleared > 0) expect_bytes(&shared_.query_to_clear.full, cleared * Traits::QueryTile::kBytes);
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      uint64_t* full = &shared_.query_to_clear;
+      uint64_t* full = &shared_.query_to_clear.full;
       if (!clears_rows(plan, consumer)) {
         full = &shared_.query_ring[consumer].full[position_.stage()];
         expect_without_arriving(full, Traits::QueryTile::kBytes);
@@ -148,7 +150,7 @@ class Announcer {
     bool waited = false;
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
       if (!clears_rows(plan, consumer)) continue;
-      if (!waited) wait_barrier(&shared_.query_to_clear, clears_++ & 1);
+      if (!waited) shared_.query_to_clear.wait();
       waited = true;
       clear_query<Traits>(shared_.query[consumer][position_.stage()], plan.warpgroup[consumer].rows, lane_);
     }
@@ -160,8 +162,7 @@ class Announcer {
 
   // All lanes. The consumers would wait for these loads, once a tile.
   __device__ void note_factors(const Plan& plan) const {
-    const int kv_head = params_.kv_head(plan.head);
-    float score = params_.softmax_scale_log2 * params_.k_scale.at(plan.sequence, kv_head);
+    float score = params_.softmax_scale_log2 * params_.k_scale.at(plan.sequence, plan.kv_head);
     if (params_.q_scale.inner_stride == 0) {
       score *= params_.q_scale.at(plan.sequence, plan.head);
     } else if constexpr (Traits::kNotesRows) {
@@ -177,7 +178,7 @@ class Announcer {
     factors.lse = plan.sequence * params_.lse_batch_stride + plan.head * params_.lse_head_stride +
                   (plan.query_start + plan.row) * params_.lse_row_stride;
     if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0)
-      factors.output = params_.v_scale.at(plan.sequence, kv_head);
+      factors.output = params_.v_scale.at(plan.sequence, plan.kv_head);
   }
 
   __device__ void load_query(int consumer, const Plan& plan, uint64_t* full) {
@@ -205,7 +206,6 @@ class Announcer {
   const PrefillMaps& maps_;
   const PrefillParams& params_;
   const int lane_;
-  uint32_t clears_ = 0;
   RingPosition<Traits::kQueryStages> position_;
 };
 
@@ -221,10 +221,10 @@ class Loader {
       : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
  protected:
-  // What a step loads: `count` blocks from `first` on. In pages, the i-th box of them lies where lane i says.
+  // What a step loads: `count` blocks from `first` on. In pages, lane i has that of the i-th box.
   struct Blocks {
     int first, count;
-    Place page;
+    int page;
   };
 
   // Calls load(plan, blocks, whether it is the step with the last keys) for the steps of all tiles.
@@ -233,7 +233,8 @@ class Loader {
   // behind this one, for which they have done with this one's values: the wait sees one phase at most.
   template <class Load>
   __device__ void for_each_step(Placement placement, Load load) {
-    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
+    RingPosition<Traits::kTileSlots> tile;
+    while (true) {
       wait_barrier(&shared_.announced[tile.stage()], tile.parity());
       const Plan& plan = shared_.tile[tile.stage()];
       if (plan.is_none()) return;
@@ -241,19 +242,18 @@ class Loader {
         const bool last = step == plan.steps - 1;
         load(plan, find(plan, placement, step, last ? plan.last_blocks : Traits::kBlocksPerStep), last);
       }
+      tile.count = plan.number + 1;  // a register kept for it is one too many
     }
   }
 
   __device__ Blocks find(const Plan& plan, Placement placement, int step, int count) const {
     const int first = plan.first_block + step * Traits::kBlocksPerStep;
-    Blocks blocks = {first, count, {0, -1}};
+    Blocks blocks = {first, count, -1};
     if (Traits::kIsPlain || placement != Placement::kPages) return blocks;
     const int token = (first + lane_ * box_blocks()) * Traits::kBlockN;
-    const int index = params_.page_size.divide(token);
-    blocks.page.row = token - index * params_.page_size.divisor();
     // Entries past the length may be anything, and where there is no page TMA fills in zeros.
     const bool used = token < plan.key_length && lane_ * box_blocks() < count;
-    if (used) blocks.page.entry = params_.batch.page(plan.sequence, index);
+    if (used) blocks.page = params_.batch.page(plan.sequence, params_.page_size.divide(token));
     return blocks;
   }
 
@@ -264,15 +264,17 @@ class Loader {
   template <class Load>
   __device__ void for_each_box(const Blocks& blocks, int length, Placement placement, int start, int sequence,
                                Load load) const {
+    int row = start + blocks.first * Traits::kBlockN;
+#pragma unroll 1
     for (int block = 0; block < blocks.count; block += length) {
-      Place place = {start + (blocks.first + block) * Traits::kBlockN,
-                     Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0};
+      Place place = {row, Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0};
       if (!Traits::kIsPlain && placement == Placement::kPages) {
         const int box = box_blocks() == 1 ? block : block / Traits::kShortStep;
-        place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box), __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
-        if (box_blocks() > 1) place.row += block % Traits::kShortStep * Traits::kBlockN;
+        place.entry = __shfl_sync(0xFFFFFFFFu, blocks.page, box);
+        place.row -= params_.page_size.divide(row) * params_.page_size.divisor();
       }
       if (lane_ == 0) load(block * Traits::kBlockN, place);
+      row += length * Traits::kBlockN;
     }
   }
 
@@ -310,10 +312,9 @@ class KeyLoader : Loader<Traits> {
       wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
       uint64_t* full = &ring.full[position_.stage()];
       if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (Tile::kBytes / Tile::kRows));
-      const int head = params_.kv_head(plan.head);
       this->for_each_box(
           blocks, this->box_blocks(), params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
-            this->template load_rows<Tile>(shared_.key[position_.stage()], maps_.key, full, head, row, place);
+            this->template load_rows<Tile>(shared_.key[position_.stage()], maps_.key, full, plan.kv_head, row, place);
           });
       position_.advance();
     });
@@ -336,11 +337,10 @@ class ValueLoader : Loader<Traits> {
         params_.values, [&](const typename Base::Plan& plan, const typename Base::Blocks& blocks, bool last) {
           auto& ring = shared_.value_ring;
           wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
-          uint64_t* full = &ring.full[position_.stage()];
           const bool clears =
               !Traits::kIsPlain && last && params_.clears_values && plan.last_tokens < blocks.count * Traits::kBlockN;
-          load(plan, blocks, clears ? &shared_.values_to_clear : full);
-          if (clears) clear(plan.last_tokens, blocks.count, full);
+          load(plan, blocks, clears ? &shared_.values_to_clear.full : &ring.full[position_.stage()]);
+          if (clears) clear(plan);
           position_.advance();
         });
   }
@@ -348,7 +348,6 @@ class ValueLoader : Loader<Traits> {
  private:
   __device__ void load(const typename Base::Plan& plan, const typename Base::Blocks& blocks, uint64_t* full) {
     if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
-    const int head = params_.kv_head(plan.head);
     // Packed values lie in a tile of its own for each block.
     const int length = Traits::kIsE4M3 ? 1 : this->box_blocks();
     this->for_each_box(blocks, length, params_.values, plan.value_start, plan.sequence,
@@ -356,22 +355,20 @@ class ValueLoader : Loader<Traits> {
                          uint8_t* stage = shared_.value[position_.stage()];
                          if constexpr (Traits::kIsE4M3) {
                            load_box(stage + Tile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0,
-                                    head, place.entry);
+                                    plan.kv_head, place.entry);
                          } else {
-                           this->template load_rows<Tile>(stage, maps_.value, full, head, row, place);
+                           this->template load_rows<Tile>(stage, maps_.value, full, plan.kv_head, row, place);
                          }
                        });
   }
 
-  // The tokens from `tokens` on, when they have come; then the consumers may read.
-  __device__ void clear(int tokens, int blocks, uint64_t* full) {
-    wait_barrier(&shared_.values_to_clear, clears_++ & 1);
-    clear_values<Traits>(shared_.value[position_.stage()], tokens, blocks, lane_);
+  // The tokens behind the last one, when they have come; then the consumers may read.
+  __device__ void clear(const typename Base::Plan& plan) {
+    shared_.values_to_clear.wait();
+    clear_values<Traits>(shared_.value[position_.stage()], plan.last_tokens, plan.last_blocks, lane_);
     __syncwarp();
-    if (lane_ == 0) arrive_barrier(full);
+    if (lane_ == 0) arrive_barrier(&shared_.value_ring.full[position_.stage()]);
   }
-
-  uint32_t clears_ = 0;
 };
 
 }  // namespace fp8attn::cuda

@@ -121,8 +121,8 @@ struct PrefillTraits {
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
     uint64_t announced[kTileSlots];                     // the warp that announces tiles -> those that load
-    uint64_t values_to_clear;                           // TMA -> the warp that loads values -> value_ring
-    uint64_t query_to_clear;                            // TMA -> the warp that announces tiles -> query_ring
+    Arrival values_to_clear;                            // TMA -> the warp that loads values -> value_ring
+    Arrival query_to_clear;                             // TMA -> the warp that announces tiles -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };

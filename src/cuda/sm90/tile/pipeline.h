@@ -54,4 +54,25 @@ class RingCounter {
   uint32_t count_ = 0;
 };
 
+// What TMA brings now and then for one warp, which waits for it as often. Which phase it waits for lies here, since
+// that warp has no register to spare.
+struct Arrival {
+  uint64_t full;  // one arrival, and the bytes
+  uint32_t phase;
+
+  __device__ void init() {
+    ::cuda::ptx::mbarrier_init(&full, 1);
+    phase = 0;
+  }
+
+  // All lanes of the warp.
+  __device__ void wait() {
+    const uint32_t parity = phase;
+    wait_barrier(&full, parity);
+    __syncwarp();
+    phase = parity ^ 1;  // by all lanes alike
+    __syncwarp();
+  }
+};
+
 }  // namespace fp8attn::cuda

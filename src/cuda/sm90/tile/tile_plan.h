@@ -58,7 +58,8 @@ struct WarpgroupPlan {
 template <int kWarpgroups>
 struct TilePlan {
   int sequence;  // -1: no more tiles
-  int head;
+  int number;    // of the CTA's tiles, from 0 on
+  int head, kv_head;
   int query_length, key_length;  // of the sequence
   int row;                       // of the sequence that is the tile's first one
   int query_start;               // of the sequence, in ragged tensors of queries
