@@ -14,6 +14,13 @@ __device__ __forceinline__ void copy_16_or_zero(uint32_t destination, const void
 // Until everything that this thread copied with cp.async has arrived.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Ends a group of copies, and waits for all groups of this thread but the `kLater` that were ended last.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLater>
+__device__ __forceinline__ void wait_for_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
+
 // Fetches the line of `address` into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");

@@ -10,6 +10,8 @@
 namespace fp8attn::cuda {
 namespace {
 
+constexpr int kConvertBlocks = 3;  // of a multiprocessor at least
+
 // As many short tiles as there are: each block has one batch of rows.
 constexpr std::int64_t kShortTiles = std::numeric_limits<std::int64_t>::max();
 
@@ -54,7 +56,7 @@ __device__ void store_batch(const RowBatch<Access>& batch, std::uint8_t* output,
 
 // Tiles from the last to the first: the end of the input is what the amax pass has left in the L2 cache.
 template <class Access, class Scale>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads, kConvertBlocks)
     convert_rows(const typename Access::Storage* __restrict__ input, std::uint8_t* __restrict__ output,
                  const float* __restrict__ scale, const __grid_constant__ RowSpace space) {
   for (std::int64_t index = blockIdx.x; index < space.tiles; index += gridDim.x) {
@@ -94,19 +96,30 @@ __device__ std::uint32_t row_amax(std::uint32_t amax, const RowSpace& space) {
   return amax;
 }
 
+// An element that is not finite is rare: it is looked for in the maximum, which ignores NaN, and only then in every
+// element.
 template <class Access>
 __device__ void raise_amax(const RowBatch<Access>& batch, std::uint32_t (&amax)[kRowsInFlight]) {
+  constexpr int kCount = RowBatch<Access>::kRowElements;
 #pragma unroll
-  for (int i = 0; i < RowBatch<Access>::kElements; ++i) {
-    std::uint32_t& row = amax[i / RowBatch<Access>::kRowElements];
-    row = max(row, finite_magnitude(batch.real(i)));
+  for (int r = 0; r < kRowsInFlight; ++r) {
+    float highest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) highest = fmaxf(highest, fabsf(batch.real(r * kCount + i)));
+    std::uint32_t bits = __float_as_uint(highest);
+    if (bits >= 0x7F800000u) {
+      bits = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) bits = max(bits, finite_magnitude(batch.real(r * kCount + i)));
+    }
+    amax[r] = max(amax[r], bits);
   }
 }
 
 // The rows are converted from the last vectors to the first: those of the last load are still in registers, which for
 // rows of up to 512 16-bit channels is all of them.
 template <class Access>
-__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
+__global__ void __launch_bounds__(kRowThreads, kConvertBlocks)
     convert_tokens(const typename Access::Storage* __restrict__ input, std::uint8_t* __restrict__ output,
                    float* __restrict__ scale, const __grid_constant__ RowSpace space) {
   const int at_once = vectors_at_once(space);

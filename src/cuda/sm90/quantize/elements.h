@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/ptx/half2.h"
 #include "fp8attn/e4m3.h"
 
 namespace fp8attn::cuda {
@@ -118,13 +119,21 @@ __device__ inline std::uint32_t finite_magnitude(float value) {
   return bits < 0x7F800000u ? bits : 0u;
 }
 
-// The rounded intrinsics keep compiler flags and contraction from changing the bits.
+// The rounded intrinsics keep compiler flags and contraction from changing the bits. Quotient and reciprocal are those
+// of __fdiv_rn and __frcp_rn without their special cases: one correction of an approximation with the exact remainder
+// rounds correctly where nothing is subnormal. Quotients that might be are below the least scale.
 __device__ inline float scale_from_amax(std::uint32_t amax_bits) {
-  constexpr float kMinScale = 0x1p-100f;
-  return amax_bits == 0 ? 1.0f : fmaxf(__fdiv_rn(__uint_as_float(amax_bits), kE4M3Max), kMinScale);
+  constexpr float kMinScale = 0x1p-100f, kPart = 1.0f / kE4M3Max;
+  const float amax = __uint_as_float(amax_bits), quotient = __fmul_rn(amax, kPart);
+  const float remainder = __fmaf_rn(-kE4M3Max, quotient, amax);
+  return amax_bits == 0 ? 1.0f : fmaxf(__fmaf_rn(remainder, kPart, quotient), kMinScale);
 }
 
-__device__ inline float inverse_of(float scale) { return __frcp_rn(scale); }
+// Of a scale: from 2^-100 to the greatest float / 448, or 1.
+__device__ inline float inverse_of(float scale) {
+  const float inverse = ptx::reciprocal(scale);
+  return __fmaf_rn(__fmaf_rn(-scale, inverse, 1.0f), inverse, inverse);
+}
 
 __device__ inline float scaled(float value, float inverse) { return __fmul_rn(value, inverse); }
 

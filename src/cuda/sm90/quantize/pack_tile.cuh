@@ -162,16 +162,21 @@ __device__ void fill_tile(const Rows& rows, int channels, std::uint32_t* tile_wo
 template <class Shape>
 __device__ void write_tile(const std::uint32_t* tile_words, std::uint8_t* __restrict__ output, std::int64_t length,
                            int channels, std::int64_t positions, bool wide_stores) {
-  for (int chunk = threadIdx.x; chunk < Shape::kChannels * Shape::kChunks; chunk += kPackThreads) {
-    const int channel = chunk / Shape::kChunks, part = chunk % Shape::kChunks;
-    if (channel >= channels || part * 16 >= positions) continue;
+  constexpr int kStep = kPackThreads / Shape::kChunks;  // channels that are written at once
+  static_assert(kPackThreads % Shape::kChunks == 0 && Shape::kChannels % kStep == 0);
+  const int part = threadIdx.x % Shape::kChunks, first = threadIdx.x / Shape::kChunks;
+  if (part * 16 >= positions) return;
+  std::uint8_t* target = output + first * length + part * 16;
+#pragma unroll
+  for (int i = 0; i < Shape::kChannels / kStep; ++i, target += kStep * length) {
+    const int channel = first + i * kStep;
+    if (channel >= channels) return;
     Vector<1, 16> codes;
     codes.load(tile_words + channel * Shape::kWords + (4 * part ^ Shape::swizzle(channel)));
-    std::uint8_t* target = output + channel * length + part * 16;
     if (wide_stores) {
       codes.store(target);
     } else {
-      for (int i = 0; i < 16; ++i) target[i] = static_cast<std::uint8_t>(codes.bits(i));
+      for (int c = 0; c < 16; ++c) target[c] = static_cast<std::uint8_t>(codes.bits(c));
     }
   }
 }

@@ -14,6 +14,8 @@
 namespace fp8attn::cuda {
 namespace {
 
+constexpr int kConvertJobs = 8;  // of a multiprocessor
+
 QkvOperandParams operand_params(const QkvOperand& operand) {
   const TensorView& input = operand.input;
   const std::int64_t channels = input.shape[3], first = operand.rotated ? first_rotated_block(channels) : channels;
@@ -35,7 +37,7 @@ QkvOperandParams operand_params(const QkvOperand& operand) {
           .chunks = static_cast<int>(operand.chunks),
           .chunk_tokens = static_cast<int>(operand.chunk_tokens),
           .tiles = 0,
-          .job_batches = 1,
+          .job_tokens = 1,
           .normalisation = {normalisation(first), normalisation(channels - first)},
           .first_block = static_cast<int>(first),
           .granularity = operand.granularity,
@@ -58,14 +60,18 @@ void set_jobs(QkvParams& params, const QkvQuantization& work, const int (&tiles)
   }
 }
 
-// Longer tiles read the statistics less often and keep more loads under way; there must be enough of them.
+// Longer tiles read the statistics less often; there must be enough of them to keep every multiprocessor busy to the
+// end. One at least, which writes the scales where there is no token.
 void set_convert_jobs(QkvParams& params, const QkvQuantization& work) {
-  const std::int64_t wanted = 6 * multiprocessor_count(work.q.input.device.index);
-  for (int batches : {8, 4, 2, 1}) {
-    for (QkvOperandParams& operand : params.operand) operand.job_batches = batches;
-    auto& [query, key, value] = params.operand;
-    set_jobs(params, work,
-             {qkv_convert_tiles(query, false), qkv_convert_tiles(key, false), qkv_convert_tiles(value, true)});
+  const std::int64_t wanted = kConvertJobs * multiprocessor_count(work.q.input.device.index);
+  for (int tokens : {1024, 512, 256}) {
+    int tiles[3];
+    for (int i = 0; i < 3; ++i) {
+      QkvOperandParams& operand = params.operand[i];
+      operand.job_tokens = tokens;
+      tiles[i] = std::max(1, static_cast<int>((static_cast<std::int64_t>(operand.tokens) + tokens - 1) / tokens));
+    }
+    set_jobs(params, work, tiles);
     if (params.job_end[2] >= wanted) return;
   }
 }

@@ -1,110 +1,63 @@
 // Second pass over q, k and v: e4m3 codes and scales, from the statistics of the first.
-#include <algorithm>
-#include <cfloat>
-#include <cmath>
-
 #include "cuda/sm90/quantize/launch.h"
 #include "cuda/sm90/quantize/pack_tile.cuh"
 #include "cuda/sm90/quantize/qkv_kernels.h"
 #include "cuda/sm90/quantize/qkv_rows.cuh"
+#include "cuda/sm90/quantize/qkv_table.cuh"
 
 namespace fp8attn::cuda {
 namespace {
 
 constexpr int kStages = 3;
+constexpr int kBlocks = 3;  // of a multiprocessor
 static_assert(kQkvThreads == kPackThreads);
 
-// What the statistics of one batch entry and head come to, in shared memory.
-struct ChannelTable {
-  float mean[kMostChannels];     // what is subtracted; 0 where nothing is
-  float inverse[kMostChannels];  // of the scales
-  std::uint32_t largest;         // amax of all channels
+// Fewer lanes a row than in the first pass, whose registers are full of statistics: a shuffle less per element of a
+// rotation.
+struct ConvertShapes {
+  using Of64 = RowShape<4, 2, 2>;
+  using Of128 = RowShape<4, 4, 1>;
+  using Of256 = RowShape<8, 4, 1>;
 };
 
-// Mean and largest magnitude of one channel. pair: batch entry and head.
-__device__ __forceinline__ void read_channel(const QkvOperandParams& operand, std::int64_t pair, int channel,
-                                             float& mean, float& amax) {
-  const float factor = operand.normalisation[channel < operand.first_block ? 0 : 1];
-  const int kinds = operand.centered ? kCenteredStatistics : kPlainStatistics;
-  const float* statistics = operand.statistics + pair * operand.chunks * kinds * operand.channels + channel;
-  float highest = operand.centered ? -INFINITY : 0.0f, lowest = INFINITY, sum = 0.0f;
-#pragma unroll 4
-  for (int chunk = 0; chunk < operand.chunks; ++chunk, statistics += kinds * operand.channels) {
-    highest = fmaxf(highest, __ldcg(statistics + kHighest * operand.channels));
-    if (!operand.centered) continue;
-    lowest = fminf(lowest, __ldcg(statistics + kLowest * operand.channels));
-    sum = __fadd_rn(sum, __ldcg(statistics + kSum * operand.channels));
-  }
-  mean = 0.0f;
-  amax = 0.0f;
-  if (operand.centered && operand.chunks > 0) {
-    mean = finite_or_zero(__fdiv_rn(__fmul_rn(factor, sum), __int2float_rn(operand.tokens)));
-    amax = fmaxf(__fsub_rn(__fmul_rn(factor, highest), mean), __fsub_rn(mean, __fmul_rn(factor, lowest)));
-  } else if (!operand.centered) {
-    amax = __fmul_rn(factor, highest);
-  }
-  amax = fminf(amax, FLT_MAX);
-}
-
-// The table of an operand with statistics; `publish`: also the scales and the mean in global memory. Whole block.
-__device__ void fill_table(const QkvOperandParams& operand, std::int64_t pair, bool publish, ChannelTable& table) {
-  if (threadIdx.x == 0) table.largest = 0;
-  __syncthreads();
-  const int channel = threadIdx.x;
-  const bool per_channel = operand.granularity == ScaleGranularity::kChannel;
-  float mean = 0.0f, amax = 0.0f;
-  if (channel < operand.channels) read_channel(operand, pair, channel, mean, amax);
-  const std::uint32_t largest = __reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax));
-  if (channel % 32 == 0) atomicMax(&table.largest, largest);
-  __syncthreads();
-  const float scale = scale_from_amax(per_channel ? __float_as_uint(amax) : table.largest);
-  table.mean[channel] = mean;
-  table.inverse[channel] = inverse_of(scale);
-  if (publish && channel < operand.channels) {
-    if (operand.mean != nullptr) operand.mean[pair * operand.channels + channel] = mean;
-    if (per_channel) operand.scale[pair * operand.channels + channel] = scale;
-    if (!per_channel && channel == 0) operand.scale[pair] = scale;
-  }
-  __syncthreads();
-}
-
-// The means alone, 0 of channels that a row does not have. Whole block.
-__device__ void fill_means(const QkvOperandParams& operand, std::int64_t pair, ChannelTable& table) {
-  const int channel = threadIdx.x;
-  float mean = 0.0f, amax;
-  if (channel < operand.channels) read_channel(operand, pair, channel, mean, amax);
-  table.mean[channel] = mean;
-  __syncthreads();
-}
-
-// q (kIsQuery) or k: the batches of rows of one tile.
+// q (kIsQuery) or k: the rows of one tile.
 template <class Element, class Shape, bool kIsQuery, bool kRotated>
 class RowConverter {
  public:
-  __device__ __forceinline__ RowConverter(const QkvParams& params, const QkvJob& job)
+  __device__ __forceinline__ RowConverter(const QkvParams& params, const QkvJob& job, const ChannelTable& table)
       : params_(params),
         operand_(params.operand[kIsQuery ? kQuery : kKey]),
-        pair_(static_cast<std::int64_t>(job.batch) * operand_.heads + job.head),
-        signs_(params.signs) {}
+        table_(table),
+        pair_(job.batch * operand_.heads + job.head),
+        first_row_(static_cast<std::int64_t>(pair_) * operand_.tokens),
+        two_blocks_(operand_.first_block != operand_.channels),
+        output_(operand_.output + first_row_ * operand_.channels) {}
 
   __device__ __forceinline__ void run(const QkvJob& job, ChannelTable& table, std::uint8_t* slots) {
-    const int rows = operand_.job_batches * Shape::kBatchRows;
-    const int first = job.tile * rows, end = min(first + rows, operand_.tokens);
+    const int first = job.tile * operand_.job_tokens, end = min(first + operand_.job_tokens, operand_.tokens);
     const auto* head = static_cast<const std::uint16_t*>(operand_.input) + job.batch * operand_.input_batch +
                        job.head * operand_.input_head;
-    Stream stream(slots, head, operand_.input_token, operand_.channels, end);
-#pragma unroll
-    for (int i = 0; i < kStages - 1; ++i) stream.fetch(i, first + i * Shape::kBatchRows);
+    Stream stream(slots, head, operand_.input_token, operand_.channels, first, end);
+    if constexpr (kRotated) fill_flips(params_.signs, table.flips);
     cudaGridDependencySynchronize();  // the inputs are older than the first pass, its statistics are not
     prepare(job, table);
     int stage = 0;
 #pragma unroll 1
     for (int batch = first; batch < end; batch += Shape::kBatchRows) {
-      const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was read last
-      stream.fetch(next, batch + (kStages - 1) * Shape::kBatchRows);
-      stream.template wait<kStages - 1>();
-      convert_batch(stream, stage, batch, end);
-      stage = stage == kStages - 1 ? 0 : stage + 1;
+      stream.next(stage);
+#pragma unroll 1
+      for (int r = 0; r < Shape::kBatch; ++r) {
+        RowValues<Shape> x;
+        stream.values(stage, r, kRotated ? &table_.flips : nullptr, x);
+        const int token = batch + Shape::slot() + r * Shape::kRows;
+        convert(x, token, end);
+        __syncwarp();  // before the codes take the place of the values
+        leave(x, stream, stage, r);
+        const int warp_token = batch + static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows + r * Shape::kRows;
+        const auto offset = std::uint64_t{static_cast<unsigned>(warp_token)} * Shape::stride(operand_.channels);
+        stream.write(stage, r, output_ + offset, end - warp_token);
+      }
+      stage = Stream::Ring::behind(stage);
     }
   }
 
@@ -114,54 +67,37 @@ class RowConverter {
   // The scale, and the mean of the keys: what k loses, and what q is multiplied by for lse_bias.
   __device__ __forceinline__ void prepare(const QkvJob& job, ChannelTable& table) {
     per_token_ = operand_.granularity == ScaleGranularity::kTokenHead;
-    const bool wants_bias = kIsQuery && params_.lse_bias != nullptr;
     if (!per_token_) {
       fill_table(operand_, pair_, job.tile == 0, table);
       inverse_ = table.inverse[0];
     }
-    if (wants_bias) {
+    if (kIsQuery && params_.lse_bias != nullptr) {
       const auto& key = params_.operand[kKey];
       fill_means(key, static_cast<std::int64_t>(job.batch) * key.heads + job.head / params_.queries_per_kv, table);
-      bias_ = params_.lse_bias + pair_ * operand_.tokens;
-    }
-#pragma unroll
-    for (int v = 0; v < Shape::kVectors; ++v) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) mean_[v][e] = !kIsQuery || wants_bias ? table.mean[Shape::channel(v) + e] : 0.0f;
-    }
-  }
-
-  __device__ __forceinline__ void convert_batch(const Stream& stream, int stage, int first, int end) {
-#pragma unroll 2
-    for (int r = 0; r < Shape::kBatch; ++r) {
-      RowValues<Shape> x;
-      stream.values(stage, r, x);
-      convert(x, first + Shape::slot() + r * Shape::kRows, end);
     }
   }
 
   __device__ __forceinline__ void convert(RowValues<Shape>& x, int token, int end) {
     if constexpr (kRotated) {
-      const bool two_blocks = operand_.first_block != operand_.channels;
-      rotate<Shape>(x, signs_, two_blocks);
+      rotate<Shape>(x, two_blocks_);
       each(x, [&](float& value, int v, int) {
-        value = __fmul_rn(value, operand_.normalisation[two_blocks && v == 1 ? 1 : 0]);
+        value = __fmul_rn(value, operand_.normalisation[two_blocks_ && v >= 2 ? 1 : 0]);
       });
     }
-    if constexpr (!kIsQuery) each(x, [&](float& value, int v, int e) { value = __fsub_rn(value, mean_[v][e]); });
-    const std::int64_t row = pair_ * operand_.tokens + token;
+    if (!kIsQuery && operand_.centered) {
+      each_with_mean(x, [](float& value, float mean) { value = __fsub_rn(value, mean); });
+    }
     if (kIsQuery && per_token_) {
       const float scale = scale_from_amax(row_amax(x));
       inverse_ = inverse_of(scale);
-      if (token < end && Shape::lane() == 0) operand_.scale[row] = scale;
+      if (token < end && Shape::lane() == 0) operand_.scale[first_row_ + token] = scale;
     }
-    if (kIsQuery && bias_ != nullptr) {
+    if (kIsQuery && params_.lse_bias != nullptr) {
       float dot = 0.0f;
-      each(x, [&](float& value, int v, int e) { dot = fmaf(value, mean_[v][e], dot); });
+      each_with_mean(x, [&](float& value, float mean) { dot = fmaf(value, mean, dot); });
       dot = over_lanes(dot, [](auto a, auto b) { return a + b; });
-      if (token < end && Shape::lane() == 0) bias_[token] = params_.softmax_scale * dot;
+      if (token < end && Shape::lane() == 0) params_.lse_bias[first_row_ + token] = params_.softmax_scale * dot;
     }
-    if (token < end) store(x, row);
   }
 
   // The bits of the largest finite magnitude of the row. An element that is not finite is rare: it is looked for in the
@@ -180,17 +116,26 @@ class RowConverter {
     return amax;
   }
 
-  __device__ __forceinline__ void store(const RowValues<Shape>& x, std::int64_t row) const {
+  __device__ __forceinline__ void leave(const RowValues<Shape>& x, const Stream& stream, int stage, int r) const {
 #pragma unroll
     for (int v = 0; v < Shape::kVectors; ++v) {
-      const int channel = Shape::channel(v);
-      if (channel >= operand_.channels) break;
       Vector<1, 8> codes;
 #pragma unroll
       for (int e = 0; e < 8; e += 2) {
         codes.registers[e / 4] |= e4m3_pair(scaled(x[v][e], inverse_), scaled(x[v][e + 1], inverse_)) << (e % 4 * 8);
       }
-      codes.store(operand_.output + row * operand_.channels + channel);
+      stream.leave(stage, r, v, codes);
+    }
+  }
+
+  template <class Visit>
+  __device__ __forceinline__ void each_with_mean(RowValues<Shape>& x, Visit visit) const {
+#pragma unroll
+    for (int v = 0; v < Shape::kVectors; ++v) {
+      float mean[8];
+      read_table(table_.mean, Shape::channel(v), mean);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) visit(x[v][e], mean[e]);
     }
   }
 
@@ -215,72 +160,130 @@ class RowConverter {
 
   const QkvParams& params_;
   const QkvOperandParams& operand_;
-  const std::int64_t pair_;
-  const ThreadSigns<Shape> signs_;
+  const ChannelTable& table_;
+  const int pair_;  // batch entry and head
+  const std::int64_t first_row_;
+  const bool two_blocks_;
+  std::uint8_t* const output_;  // of token 0
   bool per_token_ = false;
   float inverse_ = 1.0f;
-  float* bias_ = nullptr;  // of token 0
-  RowValues<Shape> mean_;
 };
 
 template <class Element>
 using ValueTile = PackTileShape<Access<Element, 8>>;
+constexpr int kBatchTokens = 128;  // a quad a thread
 
-// The words of a quad's channels; tokens: of its group of 16 from the first on.
+// Batches of v in a ring: those of a tile of tokens and channels, then of its neighbour in the channels.
+template <class Shape>
+class ValueStream {
+ public:
+  using Ring = VectorRing<4 * 32, kStages - 1>;  // the tile itself lies behind it
+
+  // head: channel 0 of token 0; begin: the first token.
+  __device__ ValueStream(std::uint8_t* slots, const QkvOperandParams& operand, const std::uint16_t* head, int begin,
+                         int end)
+      : ring_(slots), stride_(operand.input_token), channels_(operand.channels) {
+    const int token = 16 * Shape::group(0) + 2 * Shape::quarter();
+    row_ = head + (begin + token) * stride_ + 8 * Shape::vector();
+    left_ = end - begin - token;
+#pragma unroll 1
+    for (int i = 0; i < kStages - 2; ++i) fetch(i);
+  }
+
+  // Waits for the next batch, in `stage`.
+  __device__ __forceinline__ void next(int stage, Quad<typename Shape::Access>& quad) {
+    fetch(Ring::before(stage));
+    ring_.template wait<kStages - 2>();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) quad.rows[k].load(ring_.at(stage, k * 32 + threadIdx.x % 32));
+  }
+
+ private:
+  __device__ __forceinline__ void fetch(int stage) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int token = token_of_byte(0, k);
+      ring_.fetch(stage, k * 32 + threadIdx.x % 32, row_ + token * stride_, token < left_);
+    }
+    ring_.commit();
+    row_ += kBatchTokens * stride_;
+    left_ -= kBatchTokens;
+    if (++group_ < Shape::kGroupsPerWarp) return;
+    group_ = 0;
+    channel_ += Shape::kChannels;
+    row_ += Shape::kChannels;
+    if (channel_ < channels_) {
+      row_ -= Shape::kTokens * stride_;
+      left_ += Shape::kTokens;
+    } else {
+      row_ -= channels_;
+      channel_ = 0;
+    }
+  }
+
+  Ring ring_;
+  const std::uint16_t* row_;  // the thread's first of the next batch
+  const std::int64_t& stride_;
+  int channels_, channel_ = 0, group_ = 0, left_;  // tokens from row_ on
+};
+
+// The words of a quad's channels, 0 where there is no token; tokens: of its group of 16 from the first on.
 template <class Element>
-__device__ __forceinline__ void centered_words(const Quad<Access<Element, 8>>& quad, const float* mean,
-                                               const float* inverse, int tokens, std::uint32_t (&words)[8]) {
+__device__ __forceinline__ void centered_words(const Quad<Access<Element, 8>>& quad, const float (&mean)[8],
+                                               const float (&inverse)[8], int tokens, std::uint32_t (&words)[8]) {
   using Row = Access<Element, 8>;
-  const int quarter = ValueTile<Element>::quarter();
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    const auto code = [&](int k) {  // 0 where there is no token
-      const float value = scaled(__fsub_rn(Row::real(quad.rows[k], c), mean[c]), inverse[c]);
-      return token_of_byte(quarter, k) < tokens ? value : 0.0f;
-    };
+    const auto code = [&](int k) { return scaled(__fsub_rn(Row::real(quad.rows[k], c), mean[c]), inverse[c]); };
     words[c] = e4m3_pair(code(0), code(1)) | e4m3_pair(code(2), code(3)) << 16;
   }
+  if (tokens >= 16) return;
+  std::uint32_t there = 0;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (token_of_byte(ValueTile<Element>::quarter(), k) < tokens) there |= 0xFFu << (8 * k);
+  }
+#pragma unroll
+  for (int c = 0; c < 8; ++c) words[c] &= there;
 }
 
-// A tile of v, kTokens tokens after kTokens tokens.
+// All channels of the tokens of one job.
 template <class Element>
 __device__ __forceinline__ void convert_values(const QkvOperandParams& operand, const QkvJob& job, ChannelTable& table,
-                                               std::uint32_t* tile_words) {
+                                               std::uint8_t* slots) {
   using Shape = ValueTile<Element>;
-  const int channel_tiles = operand.channels / Shape::kChannels;
-  const int first_channel = job.tile % channel_tiles * Shape::kChannels, lane_channel = 8 * Shape::vector();
-  const int rows = operand.job_batches * Shape::kTokens, begin = job.tile / channel_tiles * rows;
-  const int end = min(begin + rows, operand.tokens);
+  using Stream = ValueStream<Shape>;
+  const int begin = job.tile * operand.job_tokens, end = min(begin + operand.job_tokens, operand.tokens);
   const std::int64_t pair = static_cast<std::int64_t>(job.batch) * operand.heads + job.head;
-  const auto* source = static_cast<const std::uint16_t*>(operand.input) + job.batch * operand.input_batch +
-                       job.head * operand.input_head + first_channel + lane_channel;
-  std::uint8_t* output = operand.output + (pair * operand.channels + first_channel) * operand.length;
-  const auto rows_from = [&](int first) {
-    return StridedRows<std::uint16_t>{source + first * operand.input_token, operand.input_token, end - first};
-  };
-  LaneQuads<Shape> lane{};
-  lane.load(rows_from(begin), 0);
+  Stream stream(slots, operand,
+                static_cast<const std::uint16_t*>(operand.input) + job.batch * operand.input_batch +
+                    job.head * operand.input_head,
+                begin, end);
   cudaGridDependencySynchronize();
-  fill_table(operand, pair, job.tile < channel_tiles, table);
-  float mean[8], inverse[8];
-#pragma unroll
-  for (int c = 0; c < 8; ++c) {
-    mean[c] = table.mean[first_channel + lane_channel + c];
-    inverse[c] = table.inverse[first_channel + lane_channel + c];
-  }
-#pragma unroll 1
+  fill_table(operand, pair, job.tile == 0, table);
+  auto* tile_words = reinterpret_cast<std::uint32_t*>(slots + (kStages - 1) * Stream::Ring::kStageBytes);
+  std::uint8_t* output = operand.output + pair * operand.channels * operand.length;
+  int stage = 0;
   for (int first = begin; first < end; first += Shape::kTokens) {
+#pragma unroll 1
+    for (int channel = 0; channel < operand.channels; channel += Shape::kChannels) {
+      float mean[8], inverse[8];
+      read_table(table.mean, channel + 8 * Shape::vector(), mean);
+      read_table(table.inverse, channel + 8 * Shape::vector(), inverse);
 #pragma unroll
-    for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
-      std::uint32_t words[8];
-      centered_words<Element>(lane.quads[g], mean, inverse, end - first - 16 * Shape::group(g), words);
-      store_words<Shape>(words, lane_channel, g, tile_words);
+      for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+        Quad<typename Shape::Access> quad;
+        stream.next(stage, quad);
+        std::uint32_t words[8];
+        centered_words<Element>(quad, mean, inverse, end - first - 16 * Shape::group(g), words);
+        store_words<Shape>(words, 8 * Shape::vector(), g, tile_words);
+        stage = Stream::Ring::behind(stage);
+      }
+      __syncthreads();
+      write_tile<Shape>(tile_words, output + channel * operand.length + first, operand.length, Shape::kChannels,
+                        operand.length - first, true);
+      __syncthreads();
     }
-    const int next = first + Shape::kTokens;  // on its way while this one is written
-    if (next < end) lane.load(rows_from(next), 0);
-    __syncthreads();
-    write_tile<Shape>(tile_words, output + first, operand.length, Shape::kChannels, operand.length - first, true);
-    __syncthreads();
   }
 }
 
@@ -288,27 +291,26 @@ template <class Element, bool kIsQuery>
 __device__ __forceinline__ void convert_rows(const QkvParams& params, const QkvJob& job, ChannelTable& table,
                                              std::uint8_t* slots) {
   const QkvOperandParams& operand = params.operand[kIsQuery ? kQuery : kKey];
-  with_row_shape(operand.channels, [&]<class Shape>(Shape) {
+  with_row_shape<ConvertShapes>(operand.channels, [&]<class Shape>(Shape) {
     if (operand.rotated) {
-      RowConverter<Element, Shape, kIsQuery, true>(params, job).run(job, table, slots);
+      RowConverter<Element, Shape, kIsQuery, true>(params, job, table).run(job, table, slots);
     } else {
-      RowConverter<Element, Shape, kIsQuery, false>(params, job).run(job, table, slots);
+      RowConverter<Element, Shape, kIsQuery, false>(params, job, table).run(job, table, slots);
     }
   });
 }
 
-constexpr int kSlotBytes = kStages * RowStream<Bf16, Rows64, kStages>::kStageBytes;
-static_assert(kSlotBytes >= ValueTile<Bf16>::kChannels * ValueTile<Bf16>::kTokens);
+constexpr int kSlotBytes = kStages * VectorRing<ConvertShapes::Of64::kWarpVectors, kStages>::kStageBytes;
 
 // Shared memory holds rows of q and k, or a tile of v.
 template <class Element>
-__global__ void __launch_bounds__(kQkvThreads, 2) qkv_convert(const __grid_constant__ QkvParams params) {
+__global__ void __launch_bounds__(kQkvThreads, kBlocks) qkv_convert(const __grid_constant__ QkvParams params) {
   extern __shared__ __align__(16) std::uint8_t slots[];
   __shared__ ChannelTable table;
   cudaTriggerProgrammaticLaunchCompletion();
   const QkvJob job = qkv_job(params, true);
   if (job.operand == kValue) {
-    convert_values<Element>(params.operand[kValue], job, table, reinterpret_cast<std::uint32_t*>(slots));
+    convert_values<Element>(params.operand[kValue], job, table, slots);
   } else if (job.operand == kKey) {
     convert_rows<Element, false>(params, job, table, slots);
   } else {
@@ -317,17 +319,6 @@ __global__ void __launch_bounds__(kQkvThreads, 2) qkv_convert(const __grid_const
 }
 
 }  // namespace
-
-int qkv_convert_tiles(const QkvOperandParams& operand, bool is_value) {
-  // One at least, which writes the scales where there is no token.
-  const auto tiles_of = [&](int rows) {
-    const std::int64_t tile = static_cast<std::int64_t>(operand.job_batches) * rows;
-    return static_cast<int>(std::max<std::int64_t>((operand.tokens + tile - 1) / tile, 1));
-  };
-  if (is_value) return tiles_of(ValueTile<Bf16>::kTokens) * (operand.channels / ValueTile<Bf16>::kChannels);
-  if (operand.channels == 64) return tiles_of(Rows64::kBatchRows);
-  return tiles_of(operand.channels == 128 ? Rows128::kBatchRows : Rows256::kBatchRows);
-}
 
 void launch_qkv_convert(const QkvParams& params, DType dtype, Start start, Stream stream) {
   const auto kernel = dtype == DType::kBF16 ? qkv_convert<Bf16> : qkv_convert<Fp16>;

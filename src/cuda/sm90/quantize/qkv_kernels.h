@@ -13,7 +13,4 @@ void launch_qkv_statistics(const QkvParams& params, DType dtype, Stream stream);
 // One block a tile. Reads q, k and v before it waits for the kernel before: Start::kEarly behind the first pass only.
 void launch_qkv_convert(const QkvParams& params, DType dtype, Start start, Stream stream);
 
-// Tiles of one batch entry and head in the second pass.
-int qkv_convert_tiles(const QkvOperandParams& operand, bool is_value);
-
 }  // namespace fp8attn::cuda

@@ -22,7 +22,7 @@ struct QkvOperandParams {
   std::int64_t length;  // of a channel of a packed output
   int chunks, chunk_tokens;
   int tiles;               // of one batch entry and head, of the pass at hand
-  int job_batches;         // of rows (q, k) or tokens (v) that a tile of the second pass has
+  int job_tokens;          // of a tile of the second pass
   float normalisation[2];  // of the first and the second Hadamard matrix; 1 without any
   int first_block;         // channels of the first
   ScaleGranularity granularity;
@@ -45,15 +45,28 @@ struct QkvJob {
   int operand, batch, head, tile;
 };
 
-// Heads vary fastest: blocks that run at the same time read neighbouring heads of the same tokens. The last tiles come
-// first where `backwards`: they are what the pass before has left in the L2 cache.
+// Heads vary fastest: blocks that run at the same time read neighbouring heads of the same tokens. In the second pass
+// the last tiles come first, which are what the first has left in the L2 cache, and q, k and v take turns, since their
+// rows take different times; k and v have equally many tiles.
 #ifdef __CUDACC__
-__device__ inline QkvJob qkv_job(const QkvParams& params, bool backwards) {
+__device__ inline QkvJob qkv_job(const QkvParams& params, bool second_pass) {
   unsigned index = blockIdx.x;
-  if (backwards) index = params.job_end[2] - 1 - index;
   QkvJob job{};
-  while (index >= params.job_end[job.operand]) ++job.operand;
-  if (job.operand > 0) index -= params.job_end[job.operand - 1];
+  if (second_pass) {
+    const std::uint64_t queries = params.job_end[0], all = params.job_end[2];
+    index = params.job_end[2] - 1 - index;
+    const auto before = static_cast<unsigned>(index * queries / all);
+    if ((index + 1) * queries / all > before) {
+      index = before;
+    } else {
+      index -= before;
+      job.operand = kKey + index % 2;
+      index /= 2;
+    }
+  } else {
+    while (index >= params.job_end[job.operand]) ++job.operand;
+    if (job.operand > 0) index -= params.job_end[job.operand - 1];
+  }
   const auto& operand = params.operand[job.operand];
   job.head = static_cast<int>(index % operand.heads);
   index /= operand.heads;

@@ -13,6 +13,14 @@ constexpr int kWarps = kQkvThreads / 32;
 
 constexpr int kStages = 3;
 
+// 8 loads of 16 bytes a thread are under way together. kRows is the number of slots of a sum (sum_slots).
+struct StatisticsShapes {
+  using Of64 = RowShape<8, 1, 8>;
+  using Of128 = RowShape<8, 2, 4>;
+  using Of256 = RowShape<16, 2, 4>;
+};
+constexpr int kSlotBytes = kStages * VectorRing<8 * 32, kStages>::kStageBytes;
+
 // Statistics of a thread's channels over the rows of its slot. kFinite: elements that are not finite count as 0;
 // without it infinity or NaN shows in the result.
 template <class Shape, bool kCentered, bool kFinite>
@@ -69,26 +77,23 @@ struct Chunk {
 };
 
 template <class Element, class Shape, bool kRotated, class Statistics>
-__device__ __forceinline__ void collect(const Chunk& chunk, const std::uint32_t (&all_signs)[kMostChannels / 32],
-                                        std::uint8_t* slots, Statistics& statistics) {
-  const ThreadSigns<Shape> signs(all_signs);
-  RowStream<Element, Shape, kStages> stream(slots, chunk.head, chunk.token_stride, chunk.channels, chunk.end);
-#pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) stream.fetch(i, chunk.begin + i * Shape::kBatchRows);
+__device__ __forceinline__ void collect(const Chunk& chunk, const SignFlips& flips, std::uint8_t* slots,
+                                        Statistics& statistics) {
+  using Stream = RowStream<Element, Shape, kStages>;
+  Stream stream(slots, chunk.head, chunk.token_stride, chunk.channels, chunk.begin, chunk.end);
   int stage = 0;
 #pragma unroll 1
   for (int first = chunk.begin; first < chunk.end; first += Shape::kBatchRows) {
-    const int next = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was read last
-    stream.fetch(next, first + (kStages - 1) * Shape::kBatchRows);
-    stream.template wait<kStages - 1>();
-#pragma unroll 2
+    stream.next(stage);
+    constexpr int kUnroll = Shape::kLanes == 16 ? 1 : 2;  // two would not fit into the registers of the widest rows
+#pragma unroll kUnroll
     for (int r = 0; r < Shape::kBatch; ++r) {
       RowValues<Shape> x;
-      stream.values(stage, r, x);
-      if constexpr (kRotated) rotate<Shape>(x, signs, chunk.two_blocks);
+      stream.values(stage, r, kRotated ? &flips : nullptr, x);
+      if constexpr (kRotated) rotate<Shape>(x, chunk.two_blocks);
       if (first + Shape::slot() + r * Shape::kRows < chunk.end) statistics.add(x);
     }
-    stage = stage == kStages - 1 ? 0 : stage + 1;
+    stage = Stream::Ring::behind(stage);
   }
 }
 
@@ -136,14 +141,13 @@ __device__ __forceinline__ void write_all(const SlotStatistics<Shape, kCentered,
 
 // A chunk with elements that are not finite is read twice.
 template <class Element, class Shape, bool kRotated, bool kCentered>
-__device__ __forceinline__ void collect_and_write(const Chunk& chunk, const std::uint32_t (&signs)[kMostChannels / 32],
-                                                  std::uint8_t* slots, float (&shared)[kWarps][kMostChannels],
-                                                  float* target) {
+__device__ __forceinline__ void collect_and_write(const Chunk& chunk, const SignFlips& flips, std::uint8_t* slots,
+                                                  float (&shared)[kWarps][kMostChannels], float* target) {
   SlotStatistics<Shape, kCentered, false> statistics;
-  collect<Element, Shape, kRotated>(chunk, signs, slots, statistics);
+  collect<Element, Shape, kRotated>(chunk, flips, slots, statistics);
   if (__syncthreads_and(statistics.is_finite())) return write_all(statistics, chunk.channels, shared, target);
   SlotStatistics<Shape, kCentered, true> filtered;
-  collect<Element, Shape, kRotated>(chunk, signs, slots, filtered);
+  collect<Element, Shape, kRotated>(chunk, flips, slots, filtered);
   write_all(filtered, chunk.channels, shared, target);
 }
 
@@ -151,6 +155,7 @@ template <class Element>
 __global__ void __launch_bounds__(kQkvThreads, 2) qkv_statistics(const __grid_constant__ QkvParams params) {
   extern __shared__ __align__(16) std::uint8_t slots[];
   __shared__ float shared[kWarps][kMostChannels];
+  __shared__ __align__(16) SignFlips flips;
   cudaTriggerProgrammaticLaunchCompletion();
   const QkvJob job = qkv_job(params, false);
   const QkvOperandParams& operand = params.operand[job.operand];
@@ -166,15 +171,16 @@ __global__ void __launch_bounds__(kQkvThreads, 2) qkv_statistics(const __grid_co
   const std::int64_t pair = static_cast<std::int64_t>(job.batch) * operand.heads + job.head;
   float* target = operand.statistics + (pair * operand.chunks + job.tile) * kinds * operand.channels;
   const bool rotated = operand.rotated, centered = operand.centered;
-  with_row_shape(chunk.channels, [&]<class Shape>(Shape) {
+  if (rotated) fill_flips(params.signs, flips);
+  with_row_shape<StatisticsShapes>(chunk.channels, [&]<class Shape>(Shape) {
     if (rotated && centered) {
-      collect_and_write<Element, Shape, true, true>(chunk, params.signs, slots, shared, target);
+      collect_and_write<Element, Shape, true, true>(chunk, flips, slots, shared, target);
     } else if (rotated) {
-      collect_and_write<Element, Shape, true, false>(chunk, params.signs, slots, shared, target);
+      collect_and_write<Element, Shape, true, false>(chunk, flips, slots, shared, target);
     } else if (centered) {
-      collect_and_write<Element, Shape, false, true>(chunk, params.signs, slots, shared, target);
+      collect_and_write<Element, Shape, false, true>(chunk, flips, slots, shared, target);
     } else {
-      collect_and_write<Element, Shape, false, false>(chunk, params.signs, slots, shared, target);
+      collect_and_write<Element, Shape, false, false>(chunk, flips, slots, shared, target);
     }
   });
 }
@@ -183,10 +189,9 @@ __global__ void __launch_bounds__(kQkvThreads, 2) qkv_statistics(const __grid_co
 
 void launch_qkv_statistics(const QkvParams& params, DType dtype, Stream stream) {
   const auto kernel = dtype == DType::kBF16 ? qkv_statistics<Bf16> : qkv_statistics<Fp16>;
-  constexpr int kSharedBytes = kStages * RowStream<Bf16, Rows64, kStages>::kStageBytes;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "prefill",
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes), "prefill",
         "cudaFuncSetAttribute");
-  launch_blocks(kernel, Grid{.blocks = params.job_end[2], .threads = kQkvThreads, .shared_bytes = kSharedBytes},
+  launch_blocks(kernel, Grid{.blocks = params.job_end[2], .threads = kQkvThreads, .shared_bytes = kSlotBytes},
                 Start::kBehindTheLast, stream, params);
 }
 
