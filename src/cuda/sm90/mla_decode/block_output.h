@@ -10,8 +10,8 @@
 #include "cuda/sm90/mla_decode/block_scores.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/matrix.h"
+#include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
-#include "cuda/sm90/ptx/wgmma_new.h"
 
 namespace fp8attn::cuda {
 

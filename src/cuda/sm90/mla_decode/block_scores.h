@@ -13,7 +13,6 @@
 #include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
-#include "cuda/sm90/ptx/wgmma_new.h"
 
 namespace fp8attn::cuda {
 
@@ -182,20 +181,20 @@ class MlaBlockScores {
   __device__ __forceinline__ uint32_t hand_over_maxima(const Logits& logits, int blocks_before, int count,
                                                        float (&rescale)[2]) {
     const int half = thread_.half, other = half ^ 1;
-    wait_barrier(&shared_.maxima_ready[other][thread_.warp], ((count - 1) >> 1) & 1);
+    wait_barrier(&shared_.exchange.maxima_ready[other][thread_.warp], ((count - 1) >> 1) & 1);
     float before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      before[i] = blocks_before > 0 ? shared_.maximum[other][thread_.row(i)] : -INFINITY;
-      softmax_.set_maximum(i, blocks_before > 1 ? shared_.maximum[half][thread_.row(i)] : -INFINITY);
+      before[i] = blocks_before > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
+      softmax_.set_maximum(i, blocks_before > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
     }
     const uint32_t raised = softmax_.raise_maxima(logits, before, rescale);
     if (thread_.lane % 4 == 0) {
-      shared_.maximum[half][thread_.row(0)] = softmax_.maximum(0);
-      shared_.maximum[half][thread_.row(1)] = softmax_.maximum(1);
+      shared_.exchange.maximum[half][thread_.row(0)] = softmax_.maximum(0);
+      shared_.exchange.maximum[half][thread_.row(1)] = softmax_.maximum(1);
     }
     __syncwarp();
-    if (thread_.lane == 0) arrive_barrier(&shared_.maxima_ready[half][thread_.warp]);
+    if (thread_.lane == 0) arrive_barrier(&shared_.exchange.maxima_ready[half][thread_.warp]);
     return raised;
   }
 

@@ -76,7 +76,7 @@ class MlaConsumer {
   // The end of a unit: the sums of both warpgroups make the factors that make sums of products an output, and lse.
   __device__ void finish(const MlaUnit& unit) {
     const MlaSoftmax<Traits>& softmax = scores_.softmax();
-    typename Traits::Ending& mine = shared_.ending[thread_.half];
+    auto& mine = shared_.exchange.ending[thread_.half];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float sum = softmax.sum(i);
@@ -100,7 +100,7 @@ class MlaConsumer {
 
   // What the sums of products of a row are multiplied with. The first warpgroup also stores its lse.
   __device__ float factor(const MlaUnit& unit, int row) const {
-    const auto& ending = shared_.ending;
+    const auto& ending = shared_.exchange.ending;
     // The output is relative to the later of the two maxima, which is the higher one.
     const float maximum[2] = {ending[0].maximum[row], ending[1].maximum[row]};
     const float highest = fmaxf(maximum[0], maximum[1]), used = highest == -INFINITY ? 0.0f : highest;

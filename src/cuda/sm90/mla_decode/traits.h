@@ -79,11 +79,17 @@ struct MlaTraits {
   };
   static_assert(sizeof(TokenFactors) == 16 * kTileN);
 
-  // What the two symmetric warpgroups tell each other, and themselves, at the end of a unit.
-  struct Ending {
-    float sum[kTileM], maximum[kTileM];
-    MlaMessage message;
+  // What the two symmetric warpgroups tell each other.
+  struct Exchange {
+    float maximum[2][kTileM];     // of the rows, after the last block of each warpgroup
+    uint64_t maxima_ready[2][4];  // from a warp to the warp of the same number
+    // At the end of a unit.
+    struct {
+      float sum[kTileM], maximum[kTileM];
+      MlaMessage message;  // to itself
+    } ending[2];
   };
+  struct Nothing {};
 
   struct Shared {
     alignas(1024) uint8_t query[LatentTile::kBytes];
@@ -97,9 +103,7 @@ struct MlaTraits {
     // kToken128: each scale over the largest, two halves for two tokens.
     uint32_t ratio[kGroups == 4 ? kStages : 1][kGroups == 4 ? 4 : 1][kGroups == 4 ? kTileN / 2 : 1];
     MlaMessage message[kBuffers];
-    Ending ending[kSymmetric ? 2 : 1];
-    float maximum[kSymmetric ? 2 : 1][kTileM];  // of the rows, after the last block of each warpgroup
-    uint64_t maxima_ready[kSymmetric ? 2 : 1][4];
+    std::conditional_t<kSymmetric, Exchange, Nothing> exchange;
     float query_scale[kTileM];
     uint32_t present[kStages][2];             // sparse: bit t is set where token t of the block exists
     RingBarriers<kStages> cache_ring;         // a producer warp -> scores and output warps
