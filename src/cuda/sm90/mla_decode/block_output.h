@@ -85,7 +85,8 @@ class MlaBlockOutput {
     for (auto& step : a) {
 #pragma unroll
       for (int r = 0; r < 4; r += 2) {
-        const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420), odd = __byte_perm(step[r], step[r + 1], 0x7531);
+        const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420),
+                       odd = __byte_perm(step[r], step[r + 1], 0x7531);
         step[r] = even;
         step[r + 1] = odd;
       }

@@ -247,8 +247,8 @@ class MlaBlockScores {
       for (int j = 2 * piece; j < 2 * piece + 4; ++j) {
         float2 inverse = {1.0f, 1.0f};
         if constexpr (Traits::kTokenScales) {
-          inverse = *reinterpret_cast<const float2*>(
-              &shared_.factors[stage].inverse_scale[8 * j + 2 * (thread_.lane & 3)]);
+          inverse =
+              *reinterpret_cast<const float2*>(&shared_.factors[stage].inverse_scale[8 * j + 2 * (thread_.lane & 3)]);
         }
         softmax_.exponentiate(logits, j, inverse);
       }

@@ -1,6 +1,6 @@
-// The two symmetric warpgroups of an e4m3 kernel. Each makes the scores and probabilities of every other block, and
-// adds every block's values to its own 256 channels of the output. While one is with its probabilities the other has
-// the tensor core.
+// The two symmetric warpgroups of a kernel without roles for scores and output (MlaTraits::kSymmetric). Each makes the
+// scores and probabilities of every other block, and adds every block's values to its own 256 channels of the output.
+// While one is with its probabilities the other has the tensor core.
 #pragma once
 
 #include <cstdint>

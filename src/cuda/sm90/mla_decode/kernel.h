@@ -1,4 +1,5 @@
-// The MLA decode kernel: persistent CTAs of a producer warpgroup, one for scores and two for the output.
+// The MLA decode kernel: persistent CTAs of a producer warpgroup and, kToken, two that share scores and output, else
+// one for scores and two for the output.
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,8 @@ class MlaSoftmax {
     }
   }
 
-  // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what everything
-  // summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
+  // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what
+  // everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
   //
   // The maxima are exact, so that the largest probability of a row is stored without rounding: one that may lie up to
   // 0.75 octaves higher costs a third more error on peaked rows. Behind the first blocks few are raised, and a vote

@@ -43,12 +43,13 @@ struct MlaTraits {
   // Query rows that P V sums in a fresh accumulator at a time: 32, to leave registers to the scores.
   static constexpr int kFreshColumns = 32;
 
-  // Three warpgroups: producer, and two that share scores and output.
-  static constexpr bool kSymmetric = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kTensor;
+  // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
+  // 9 and 5% by it.
+  static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
   static constexpr int kConsumerRegisters = 232;
 
-  // Four warpgroups: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a
-  // fresh accumulator 16.
+  // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh
+  // accumulator 16.
   static constexpr int kThreads = kSymmetric ? 384 : 512;
   static constexpr int kOutputRegisters = 168;
   static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
@@ -111,7 +112,7 @@ struct MlaTraits {
     RingBarriers<kBuffers> probability_ring;  // scores -> output warps
     int64_t plan_scratch[kThreads / 32 + 1];
     MlaPlan plan;
-    bool any_unit;         // whether this CTA has one
+    bool any_unit;                           // whether this CTA has one
     MlaWalkState walk[kSymmetric ? 12 : 8];  // of the producer warps and of those with scores
   };
   static constexpr int kSharedBytes = sizeof(Shared);
