@@ -54,6 +54,8 @@ struct MlaTraits {
   static constexpr int kOutputRegisters = 168;
   static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
   static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
+  // Warpgroups share what the kernel starts with, 168 a thread, or setmaxnreg waits for ever.
+  static_assert(!kSymmetric || kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
   using LatentTile = SharedTile<kTileN, kLatentBytes>;  // of the cache, and of the query: both have 64 rows
   using RopeTile = SharedTile<kTileN, kRopeBytes>;
