@@ -1,9 +1,11 @@
-// The MLA decode kernel: persistent CTAs of a producer warpgroup, one for scores and two for the output.
+// The MLA decode kernel: persistent CTAs of a producer warpgroup and, kToken, two that share scores and output, else
+// one for scores and two for the output.
 #pragma once
 
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/mla_decode/consumer.h"
 #include "cuda/sm90/mla_decode/load.h"
 #include "cuda/sm90/mla_decode/output.h"
 #include "cuda/sm90/mla_decode/params.h"
@@ -28,6 +30,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     shared.cache_ring.init(1, 8);
     for (uint64_t& ready : shared.factors_ready) ::cuda::ptx::mbarrier_init(&ready, 1);  // the stage's producer warp
     shared.probability_ring.init(4, 8);  // the scores' warps; the output warps
+    if constexpr (Traits::kSymmetric) {
+      for (auto& of_half : shared.exchange.maxima_ready) {
+        for (uint64_t& ready : of_half) ::cuda::ptx::mbarrier_init(&ready, 1);
+      }
+    }
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch);  // all threads meet in it
@@ -39,6 +46,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
     const int warp = ptx::uniform_warp();
     if (warp < Traits::kStages) MlaProducer<Traits>(shared, maps, params, warp, lane).run();
+  } else if constexpr (Traits::kSymmetric) {
+    ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
+    const int warp = ptx::uniform_warp();
+    MlaConsumer<Traits>(shared, params, {warp / 4 - 1, warp % 4, lane}).run();
   } else if (role == 1) {
     // Down to these, or up: the kernel starts with 128.
     if constexpr (Traits::kScoreRegisters < 128) {

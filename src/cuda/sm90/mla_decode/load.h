@@ -24,14 +24,12 @@ class MlaProducer {
 
   __device__ void run() {
     MlaWalk walk(params_, shared_.plan, shared_.walk[stage_]);
-    int turn = 0;  // which stage the next block goes to
+    int ahead = stage_;  // blocks before the next one that goes to this stage
     while (walk.next()) {
       const MlaUnit& unit = walk.unit();
       if (stage_ == 0) prefetch_query(unit);
-      for (int block = unit.first; block < unit.last; ++block) {
-        if (turn == stage_) load(unit, block);
-        turn = turn + 1 == Traits::kStages ? 0 : turn + 1;
-      }
+      for (; ahead < unit.last - unit.first; ahead += Traits::kStages) load(unit, unit.first + ahead);
+      ahead -= unit.last - unit.first;
     }
   }
 

@@ -15,8 +15,11 @@ namespace fp8attn::cuda {
 // 8 j + 2 (lane % 4) + c of row lane / 4 + 8 i.
 template <class Traits>
 struct MlaAccumulators {
-  uint32_t latent[Traits::kGroups == 4 ? 2 : 1][16];  // e4m3: a group of channels each, in half
-  float rope[32];                                     // bf16: all channels
+  // e4m3: sums of 128 channels (kTensor: and of RoPE ones), in half. The tensor core cuts what it adds below 13 bits of
+  // the sum at that moment: where one key is the query and all products have one sign, a sum of 512 channels loses half
+  // a percent. kToken128: of two groups, then of the other two.
+  uint32_t latent[!Traits::kIsE4M3 ? 1 : Traits::kGroups == 4 ? 2 : 4][16];
+  float rope[32];  // bf16: all channels
 };
 
 template <class Traits>
@@ -57,7 +60,7 @@ class MlaProducts {
       issue_latent(d.latent[part / 2], query, stage, 2 * part, 2 * part + 2, part / 2 * 4);
     } else {
       if constexpr (Traits::kIsE4M3) {
-        issue_latent(d.latent[0], query, stage, kSteps * part, kSteps * (part + 1), 0);
+        issue_latent(d.latent[part], query, stage, kSteps * part, kSteps * (part + 1), kSteps * part);
       } else {
         issue_latent(d.rope, query, stage, kSteps * part, kSteps * (part + 1), 0);
       }
@@ -94,7 +97,17 @@ class MlaProducts {
       for (int r = 0; r < 16; ++r) d.latent[0][r] = sum[r];
     }
     ptx::wgmma_wait<0>();
-    if constexpr (Traits::kIsE4M3) ptx::pin(d.latent[0]);
+    if constexpr (Traits::kIsE4M3 && Traits::kGroups == 1) {
+#pragma unroll
+      for (auto& sum : d.latent) ptx::pin(sum);
+#pragma unroll
+      for (int r = 0; r < 16; ++r) {
+        d.latent[0][r] = ptx::add_half2(ptx::add_half2(d.latent[0][r], d.latent[1][r]),
+                                        ptx::add_half2(d.latent[2][r], d.latent[3][r]));
+      }
+    } else if constexpr (Traits::kIsE4M3) {
+      ptx::pin(d.latent[0]);
+    }
     if constexpr (Traits::kRopeIsBF16) ptx::pin(d.rope);
   }
 
@@ -124,7 +137,7 @@ class MlaProducts {
     const uint64_t a = Tile::k_major_descriptor(query_rope, 32 * k);
     const uint64_t b = Tile::k_major_descriptor(ptx::shared_address(shared_.rope[stage]), 32 * k);
     if constexpr (!Traits::kRopeIsBF16) {
-      ptx::wgmma_e4m3_f16_n64_ss_add(d.latent[0], a, b);
+      ptx::wgmma_e4m3_f16_n64_ss_add(d.latent[kParts - Traits::kRopeBytes / 32 + k], a, b);
     } else {
       Traits::kIsE4M3&& k == 0 ? ptx::wgmma_bf16_f32_n64_ss_again(d.rope, a, b)
                                : ptx::wgmma_bf16_f32_n64_ss_add(d.rope, a, b);

@@ -18,6 +18,9 @@ class MlaQueryRow {
  public:
   __device__ void load(const MlaParams& params, int sequence, int row, int lane) {
     exists_ = row < params.rows;
+#pragma unroll
+    for (uint32_t& pairs : latent_) pairs = 0;  // or the compiler keeps what was there before
+    rope_ = 0;
     if (!exists_) return;
     const uint8_t* source = params.query_row(sequence, row);
     if (Traits::kIsE4M3 && params.query_is_e4m3) {

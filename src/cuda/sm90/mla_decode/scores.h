@@ -95,9 +95,10 @@ class MlaScores : MlaProducts<Traits> {
     if constexpr (kIssuesEarly) this->issue_fenced(next.stage(), 1);
     make_logits<4>(scores);
     float rescale[2];
-    const bool rescales = softmax_.raise_maxima(scores.rope, rescale);
+    const float before[2] = {softmax_.maximum(0), softmax_.maximum(1)};
+    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, rescale);
     begin_message();
-    if (lane_ == 0) message().rescales[warp_] = rescales;
+    if (lane_ == 0) message().rescales[warp_] = static_cast<int>(rescales);
     if (lane_ % 4 == 0) {
       message().factor[row(0)] = rescale[0];
       message().factor[row(1)] = rescale[1];

@@ -25,13 +25,14 @@ class MlaSoftmax {
     }
   }
 
-  // Takes note of a block's largest logits. rescale: what everything summed so far is to be multiplied with. False
-  // where that is 1 for all rows of the warp.
+  // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what
+  // everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
   //
   // The maxima are exact, so that the largest probability of a row is stored without rounding: one that may lie up to
   // 0.75 octaves higher costs a third more error on peaked rows. Behind the first blocks few are raised, and a vote
   // tells.
-  __device__ __forceinline__ bool raise_maxima(const float (&logits)[32], float (&rescale)[2]) {
+  __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2],
+                                                   float (&rescale)[2]) {
     float maximum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -44,20 +45,35 @@ class MlaSoftmax {
       maximum[i] = fmaxf(chain[0], chain[1]);
       rescale[i] = 1.0f;
     }
-    const bool above = maximum[0] > maximum_[0] || maximum[1] > maximum_[1];
-    if (!__any_sync(0xFFFFFFFFu, above)) return false;
+    float top[2] = {before[0], before[1]};
+    uint32_t raised = 0;
+    if (__any_sync(0xFFFFFFFFu, maximum[0] > top[0] || maximum[1] > top[1])) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
-      maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-      if (maximum[i] > maximum_[i]) {  // so it is not minus infinity
-        rescale[i] = ptx::exp2_float(maximum_[i] - maximum[i]);
-        sum_[i] *= rescale[i];
-        maximum_[i] = maximum[i];
+      for (int i = 0; i < 2; ++i) {
+        maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
+        maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
+        const bool above = maximum[i] > top[i];  // so it is not minus infinity
+        if (above) {
+          rescale[i] = ptx::exp2_float(top[i] - maximum[i]);
+          top[i] = maximum[i];
+        }
+        if (__any_sync(0xFFFFFFFFu, above)) raised |= 1u << i;
       }
     }
-    return true;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (top[i] == maximum_[i]) continue;
+      sum_[i] *= ptx::exp2_float(maximum_[i] - top[i]);
+      maximum_[i] = top[i];
+    }
+    return raised;
   }
+
+  __device__ float maximum(int i) const { return maximum_[i]; }
+  __device__ void set_maximum(int i, float maximum) { maximum_[i] = maximum; }
+
+  // Octaves that a stored probability of 1 stands for.
+  __device__ float offset(int i) const { return (maximum_[i] == -INFINITY ? 0.0f : maximum_[i]) - kTop; }
 
   // Column group j becomes probabilities. inverse: of the scales of the thread's two tokens.
   __device__ __forceinline__ void exponentiate(float (&logits)[32], int j, float2 inverse) {
@@ -88,9 +104,6 @@ class MlaSoftmax {
   }
 
  private:
-  // Octaves that a stored probability of 1 stands for.
-  __device__ float offset(int i) const { return (maximum_[i] == -INFINITY ? 0.0f : maximum_[i]) - kTop; }
-
   float maximum_[2];
   float sum_[2];  // what this thread holds of them
 };

@@ -43,12 +43,19 @@ struct MlaTraits {
   // Query rows that P V sums in a fresh accumulator at a time: 32, to leave registers to the scores.
   static constexpr int kFreshColumns = 32;
 
-  // Four warpgroups: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a
-  // fresh accumulator 16.
-  static constexpr int kThreads = 512;
+  // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
+  // 9 and 5% by it.
+  static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
+  static constexpr int kConsumerRegisters = 232;
+
+  // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh
+  // accumulator 16.
+  static constexpr int kThreads = kSymmetric ? 384 : 512;
   static constexpr int kOutputRegisters = 168;
   static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
   static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
+  // Warpgroups share what the kernel starts with, 168 a thread, or setmaxnreg waits for ever.
+  static_assert(!kSymmetric || kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
 
   using LatentTile = SharedTile<kTileN, kLatentBytes>;  // of the cache, and of the query: both have 64 rows
   using RopeTile = SharedTile<kTileN, kRopeBytes>;
@@ -75,6 +82,18 @@ struct MlaTraits {
   };
   static_assert(sizeof(TokenFactors) == 16 * kTileN);
 
+  // What the two symmetric warpgroups tell each other.
+  struct Exchange {
+    float maximum[2][kTileM];     // of the rows, after the last block of each warpgroup
+    uint64_t maxima_ready[2][4];  // from a warp to the warp of the same number
+    // At the end of a unit.
+    struct {
+      float sum[kTileM], maximum[kTileM];
+      MlaMessage message;  // to itself
+    } ending[2];
+  };
+  struct Nothing {};
+
   struct Shared {
     alignas(1024) uint8_t query[LatentTile::kBytes];
     alignas(1024) uint8_t query_rope[RopeTile::kBytes];
@@ -87,6 +106,7 @@ struct MlaTraits {
     // kToken128: each scale over the largest, two halves for two tokens.
     uint32_t ratio[kGroups == 4 ? kStages : 1][kGroups == 4 ? 4 : 1][kGroups == 4 ? kTileN / 2 : 1];
     MlaMessage message[kBuffers];
+    std::conditional_t<kSymmetric, Exchange, Nothing> exchange;
     float query_scale[kTileM];
     uint32_t present[kStages][2];             // sparse: bit t is set where token t of the block exists
     RingBarriers<kStages> cache_ring;         // a producer warp -> scores and output warps
@@ -94,8 +114,8 @@ struct MlaTraits {
     RingBarriers<kBuffers> probability_ring;  // scores -> output warps
     int64_t plan_scratch[kThreads / 32 + 1];
     MlaPlan plan;
-    bool any_unit;         // whether this CTA has one
-    MlaWalkState walk[8];  // of the producer and score warps
+    bool any_unit;                           // whether this CTA has one
+    MlaWalkState walk[kSymmetric ? 12 : 8];  // of the producer warps and of those with scores
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");
