@@ -76,6 +76,14 @@ constexpr PrefillBatch batch_of(const PrefillProblem& problem) {
   return batch;
 }
 
+// Whether few enough queries share a key head to be one tile of a decode kernel, which splits keys among CTAs. It reads
+// dense queries, and dense or paged keys.
+constexpr bool has_short_queries(const PrefillBatch& batch) {
+  constexpr std::int64_t kMostRows = 64;
+  return batch.queries == QueryLayout::kDense && batch.keys != KeyLayout::kRagged && batch.h_kv > 0 &&
+         batch.query_capacity * (batch.h_q / batch.h_kv) <= kMostRows;
+}
+
 // What a valid scale of q is given for. [total_q, h_q] and [b, h_q] are the same shape where there are as many rows as
 // sequences: it is a token's then.
 constexpr ScaleGranularity query_scale_granularity(const PrefillBatch& batch, const TensorView& scale) {

@@ -14,6 +14,14 @@ __device__ __forceinline__ void copy_16_or_zero(uint32_t destination, const void
 // Until everything that this thread copied with cp.async has arrived.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Arrives on an mbarrier once everything that this thread copied with cp.async so far has arrived. Each thread counts
+// as one of the arrivals that the barrier was initialised for.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+
 // Fetches the line of `address` into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
