@@ -10,6 +10,7 @@
 #include "cuda/sm90/decode/params.h"
 #include "cuda/sm90/decode/query.h"
 #include "cuda/sm90/decode/traits.h"
+#include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/probability.h"
 #include "cuda/sm90/tile/softcap.h"
@@ -105,17 +106,20 @@ class DecodeConsumer {
 #pragma unroll
       for (int k = 0; k < query.kSteps; ++k) {
         const auto& a = query.operand[k];
-        shared_.query[warp_][k][lane_] = make_uint4(a[0], a[1], a[2], a[3]);  // for this lane alone
+        kept_query()[32 * k] = make_uint4(a[0], a[1], a[2], a[3]);
       }
     } else {
       query_.load(params_, unit.sequence, unit.tile, first_row(), lane_, multiplier_);
     }
   }
 
+  // Of this lane.
+  __device__ uint4* kept_query() const { return reinterpret_cast<uint4*>(shared_.exchange[warp_]) + lane_; }
+
   // The A operand of 16 channels of the query.
   __device__ __forceinline__ void get_query(uint32_t (&a)[4], int k) const {
     if constexpr (Traits::kQueryInShared) {
-      const uint4 four = shared_.query[warp_][k][lane_];
+      const uint4 four = kept_query()[32 * k];
       a[0] = four.x, a[1] = four.y, a[2] = four.z, a[3] = four.w;
     } else {
 #pragma unroll
@@ -127,7 +131,9 @@ class DecodeConsumer {
   __device__ __forceinline__ void step(const Mask& mask, const DecodeParams::Span& span, int first, int stage,
                                        int row) {
     Scores scores = {};
-    const TileRow<typename Traits::KeyTile> key(shared_.key[stage], row + lane_);
+    // Or addresses of pieces are kept in registers throughout.
+    const int token = row + ptx::launder(lane_);
+    const TileRow<typename Traits::KeyTile> key(shared_.key[stage], token);
     // Not all at once where the query comes from shared memory: addresses would be kept in registers.
 #pragma unroll(Traits::kQueryInShared ? 4 : 16)
     for (int k = 0; k < Traits::kHeadDimQk / 16; ++k) {
@@ -141,7 +147,7 @@ class DecodeConsumer {
     if (first < plain_begin_ || first + kSliceTokens > plain_end_) hide(scores, mask, first);
     uint32_t probabilities[2][4];
     exponentiate(scores, probabilities);
-    const TileRow<typename Traits::ValueTile> value(shared_.value[stage], row + lane_);
+    const TileRow<typename Traits::ValueTile> value(shared_.value[stage], ptx::launder(token));
     // Values that no row sees may be NaN, which a probability of 0 would not silence.
     if (first < span.begin || first + kSliceTokens > span.end) {
       add_values<true>(probabilities, value, span.begin - first, span.end - first);
@@ -164,7 +170,8 @@ class DecodeConsumer {
   __device__ __forceinline__ void hide(Scores& scores, const Mask& mask, int first) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int begin = mask.visible_begin(token_[i]) - first, end = mask.visible_end(token_[i]) - first;
+      const int token = ptx::launder(token_[i]);  // or the compiler keeps what the row sees
+      const int begin = mask.visible_begin(token) - first, end = mask.visible_end(token) - first;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
 #pragma unroll

@@ -34,6 +34,7 @@ class DecodeFinish {
       meet();  // the channels of all warps are there
       add_up(first);
     }
+    if constexpr (Traits::kQueryInShared) meet();  // the next query may be put where the output was
   }
 
  private:
@@ -106,10 +107,13 @@ class DecodeFinish {
   // A thread four channels of a row.
   __device__ __forceinline__ void add_up(int first) {
     constexpr int kFours = kChannels / 4;
-    const int thread = 32 * warp_ + lane_, tiles = params_.row_tiles;
-    for (int item = thread; item < params_.rows * kFours; item += Traits::kConsumerThreads) {
+    // Or what all groups of channels have in common is kept in registers beside the output.
+    const DecodeParams& params = ptx::launder_reference(params_);
+    const int thread = ptx::launder(32 * warp_ + lane_), tiles = params.row_tiles;
+#pragma unroll 1
+    for (int item = thread; item < params.rows * kFours; item += Traits::kConsumerThreads) {
       const int index = item / kFours, four = item % kFours, channel = first + 4 * four;
-      if (channel >= params_.call.head_dim_v) continue;
+      if (channel >= params.call.head_dim_v) continue;
       const int tile = index / kRowTile, local = index % kRowTile;
       float value[4] = {};
       bool empty = true;
@@ -119,10 +123,10 @@ class DecodeFinish {
         empty = empty && shared_.sum[warp][local] == 0.0f;
       }
       if (unit_.slot >= 0) {
-        *reinterpret_cast<float4*>(params_.partial_row(unit_.slot, index) + channel) =
+        *reinterpret_cast<float4*>(params.partial_row(unit_.slot, index) + channel) =
             make_float4(value[0], value[1], value[2], value[3]);
       } else {
-        store_output(params_, unit_.sequence, unit_.tile, params_.row(unit_.tile, index), channel, value, empty);
+        store_output(params, unit_.sequence, unit_.tile, params.row(unit_.tile, index), channel, value, empty);
       }
     }
   }

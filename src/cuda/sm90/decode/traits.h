@@ -12,21 +12,22 @@ namespace fp8attn::cuda {
 
 inline constexpr int kSliceTokens = 32;  // what a warp takes at a time
 
-// What head dims and the bytes of an element leave room for.
+// What head dims and the bytes of an element leave room for. 64 KB of the stages are in the hands of the consumers, the
+// rest on its way.
 struct DecodeShape {
   int block_tokens;  // of a stage: one slice or two
   int stages;
-  int consumer_warps;  // four where the output takes 128 registers a thread
+  int consumer_warps;     // four where the output takes 128 registers a thread
+  int exchange_channels;  // that the warps of a CTA exchange at a time, at the end of a unit
 };
 
 constexpr DecodeShape decode_shape(int element_bytes, int head_dim_qk) {
-  switch (element_bytes * head_dim_qk) {
-    case 64: return {64, 16, 8};
-    case 128: return {64, 12, 8};
-    case 192: return {64, 8, 8};
-    case 256: return element_bytes == 1 ? DecodeShape{32, 8, 4} : DecodeShape{32, 8, 8};
-    case 384: return {32, 8, 8};
-    default: return {32, 4, 4};  // 512
+  const bool e4m3 = element_bytes == 1;
+  switch (head_dim_qk) {
+    case 64: return {64, e4m3 ? 16 : 8, 8, 64};
+    case 128: return {e4m3 ? 64 : 32, 8, 8, 128};
+    case 192: return {e4m3 ? 64 : 32, 8, 8, 64};
+    default: return {32, e4m3 ? 8 : 4, 4, 256};  // 256
   }
 }
 
@@ -48,19 +49,21 @@ struct DecodeTraits {
   // Eight consumer warps take the registers that the producers leave, four get as many as there are.
   static constexpr bool kMovesRegisters = kConsumerWarps == 8;
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  // Where there are no registers for it, each warp keeps its query (lanes' operands of steps of 16 channels) where it
+  // will put its output.
   static constexpr bool kQueryInShared = kConsumerWarps == 4;
 
   using KeyTile = SharedTile<kBlockTokens, kHeadDimQk * Element::kBytes>;
   using ValueTile = SharedTile<kBlockTokens, kHeadDimV * Element::kBytes>;
 
-  // Channels that the warps of a CTA exchange at a time, in rows padded against bank conflicts.
-  static constexpr int kExchangeChannels = 32, kExchangeStride = kExchangeChannels + 4;
+  // Rows are padded against bank conflicts.
+  static constexpr int kExchangeChannels = kShape.exchange_channels, kExchangeStride = kExchangeChannels + 4;
+
+  static_assert(!kQueryInShared || kRowTile * kExchangeStride * 4 >= kHeadDimQk / 16 * 32 * 16);
 
   struct Shared {
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
-    // Each warp's own, where there are no registers for it: a lane's operands of steps of 16 channels.
-    uint4 query[kQueryInShared ? kConsumerWarps : 1][kQueryInShared ? kHeadDimQk / 16 : 1][32];
     alignas(16) float exchange[kConsumerWarps][kRowTile][kExchangeStride];
     float maximum[kConsumerWarps][kRowTile];  // of each warp's tokens
     float sum[kConsumerWarps][kRowTile];

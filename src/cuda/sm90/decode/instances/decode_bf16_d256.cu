@@ -1,7 +1,0 @@
-#include "cuda/sm90/decode/launch.h"
-
-namespace fp8attn::cuda {
-void decode_bf16_d256(const PrefillProblem& problem, Workspace workspace, Stream stream) {
-  launch_decode<DecodeTraits<DecodeBF16, 256, 256>>(problem, workspace, stream);
-}
-}  // namespace fp8attn::cuda
