@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_device.h"
@@ -80,6 +82,20 @@ std::vector<PrefillCase> batch_cases() {
     test.n = n;
     test.causal = true;
     test.window_left = 200;
+  }
+  // Short queries, whose keys are split among CTAs as their lengths are at the moment.
+  const std::pair<const char*, BatchForm> forms[] = {{"short_lengths", batch(KeyForm::kDense)},
+                                                     {"short_paged", batch(KeyForm::kPaged)},
+                                                     {"short_odd_pages", batch(KeyForm::kPaged, 24)}};
+  for (DType dtype : {DType::kE4M3, DType::kBF16}) {
+    for (const auto& [name, form] : forms) {
+      PrefillCase test{
+          .name = std::string(fp8attn::name_of(dtype)) + "_" + name, .n = n, .batch = form, .dtype = dtype};
+      test.n.s_q = 3;
+      test.batch.ragged_q = false;
+      test.batch.q_lengths = {};
+      all.push_back(std::move(test));
+    }
   }
   return all;
 }
