@@ -8,6 +8,9 @@ from svg_plot import line_chart
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
+BATCHES = "h200-batches.json"  # rows of bench/cases/batches.json, for a table of their own
+BATCH_FIELDS = ["kv_dtype", "layout", "page_size", "lengths", "window_left"]  # none of them in a dense whole prompt
+
 DEFAULTS = {"library": "fp8attn", "unsupported": None, "recipe": None, "date": ""}  # where rows lack a field
 OURS = {"library": "fp8attn", "recipe": None}
 PACKED, ROW_MAJOR = OURS | {"dtype": "e4m3", "v_layout": "packed"}, OURS | {"dtype": "e4m3", "v_layout": "row-major"}
@@ -43,13 +46,19 @@ def load(paths):
     for path in paths:
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, list):
-            rows += [DEFAULTS | row | {"source": path.name} for row in content]
+            rows += [DEFAULTS | row | {name: row.get(name) for name in BATCH_FIELDS} | {"source": path.name}
+                     for row in content]
     return rows
 
 
 def all_rows():
     """The oldest first: of several rows of one case the tables show the last."""
-    return sorted(load(sorted(RESULTS.glob("*.json"))), key=lambda row: row["date"])
+    return sorted(load(path for path in sorted(RESULTS.glob("*.json")) if path.name != BATCHES),
+                  key=lambda row: row["date"])
+
+
+def batch_rows():
+    return load(path for path in [RESULTS / BATCHES] if path.exists())
 
 
 def matches(row, fields):
@@ -68,13 +77,19 @@ def mask_text(causal):
     return "causal" if causal else "none"
 
 
+def is_whole_prompt(row):
+    """Dense batches with as many keys as queries, all of them or the causal ones visible."""
+    return (row["op"] == "prefill" and row["seqlen_kv"] == row["seqlen_q"]
+            and all(row[field] is None for field in BATCH_FIELDS))
+
+
 def is_comparison_shape(row):
     """Rows of the tables by head dim: as many keys as queries and key/value heads as heads, TOKENS_IN_ALL in all."""
-    if row["op"] != "prefill":
+    if not is_whole_prompt(row):
         return False
     dims = (row["head_dim_qk"], row["head_dim_v"])
     width = 16 * 192 if dims == (192, 128) else HIDDEN
-    return (row["heads_kv"] == row["heads_q"] and row["seqlen_kv"] == row["seqlen_q"]
+    return (row["heads_kv"] == row["heads_q"]
             and dims in HEAD_DIMS and row["heads_q"] * row["head_dim_qk"] == width
             and row["batch"] * row["seqlen_q"] == max(TOKENS_IN_ALL, row["seqlen_q"]))
 
@@ -152,7 +167,7 @@ def readme_speed(path):
 def runs():
     """One line a result file: device, date, commit, Y and cuBLASLt of the same run."""
     lines = []
-    rows = all_rows()
+    rows = all_rows() + batch_rows()
     for source in distinct(rows, "source"):
         own = [row for row in rows if row["source"] == source and not row["unsupported"]]
         values = {name: [row[name] for row in own if row.get(name)] for name in ("yardstick_tflops", "cublaslt_tflops")}
@@ -219,7 +234,7 @@ def prefill():
 
 def grouped_heads():
     """Rows with fewer key/value heads than heads; "" where there are none."""
-    rows = [row for row in all_rows() if row["op"] == "prefill" and row["heads_kv"] != row["heads_q"]]
+    rows = [row for row in all_rows() if is_whole_prompt(row) and row["heads_kv"] != row["heads_q"]]
     lines = []
     for heads in sorted({(row["heads_q"], row["heads_kv"]) for row in rows}):
         own = [row for row in rows if (row["heads_q"], row["heads_kv"]) == heads]

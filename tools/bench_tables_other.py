@@ -2,7 +2,8 @@
 
 import json
 
-from bench_tables import HEAD_DIMS, ROOT, all_rows, dims_text, is_comparison_shape, markdown_table, mask_text, matches
+from bench_tables import (BATCH_FIELDS, HEAD_DIMS, ROOT, all_rows, batch_rows, dims_text, is_comparison_shape, is_wrong,
+                          markdown_table, mask_text, matches)
 
 # Figures of a row, with their titles and how they are written; a figure that no row has is left out.
 FIGURES = [
@@ -49,6 +50,54 @@ def operation(op):
         lines.append([value(row, name) for name in varying] + shown)
     note = [f"The same in all rows: {', '.join(same)}.", ""] if same else []
     return "\n".join([*note, *markdown_table(varying, [title for _, title, _ in figures], lines)]) + "\n"
+
+
+def flop(row):
+    return row["sustained_tflops"] * row["sustained_ms"]
+
+
+def dense_peer(row, rows):
+    """The dense row without a window that has the same work and tensors otherwise; None where there is none."""
+    same = {name: row[name] for name in ("library", "dtype", "kv_dtype", "heads_q", "heads_kv", "head_dim_qk",
+                                         "head_dim_v", "v_layout", "p_mode", "causal")}
+    dense = dict.fromkeys(name for name in BATCH_FIELDS if name != "kv_dtype")
+    for other in rows:
+        if matches(other, same | dense) and not other["unsupported"] and abs(flop(other) / flop(row) - 1) < 0.01:
+            return other
+    return None
+
+
+def batch_line(row, rows):
+    dtype = row["dtype"] if row["kv_dtype"] is None else f"{row['dtype']}, {row['kv_dtype']} keys"
+    if "e4m3" in (row["dtype"], row["kv_dtype"]):
+        dtype += ", packed V" if row["v_layout"] == "packed" else ", row-major V"
+    layout = "dense" if row["layout"] is None else row["layout"]
+    if row["page_size"] is not None:
+        layout += f" {row['page_size']}"
+    most = "up to " if row["lengths"] == "log-uniform" else ""
+    mask = mask_text(row["causal"])
+    if row["window_left"] is not None:
+        mask += f", window {row['window_left']}"
+    case = [dtype, layout, str(row["batch"]), f"{row['heads_q']}/{row['heads_kv']}", f"{most}{row['seqlen_q']}",
+            f"{most}{row['seqlen_kv']}", mask]
+    if row["unsupported"]:
+        return case + ["no"] * 4
+    wrong = " !" if is_wrong(row) else ""
+    peer = None if row["layout"] is None else dense_peer(row, rows)
+    share = "-" if peer is None else f"{row['sustained_tflops'] / peer['sustained_tflops']:.2f}"
+    return case + [f"{row['sustained_tflops']:.0f}{wrong}", f"{row['ratio']:.2f}", share, f"{row['gbps']:.0f}"]
+
+
+def batches():
+    """Rows of BATCHES; "" where there are none."""
+    rows = [row for row in batch_rows() if row["op"] == "prefill"]
+    if not rows:
+        return ""
+    lines = [batch_line(row, rows) for row in rows]
+    titles = ["TFLOP/s", "/ Y", "of dense", "GB/s"]
+    reasons = [f"* no: {reason}" for reason in sorted({row["unsupported"] for row in rows if row["unsupported"]})]
+    table = markdown_table(["dtype", "layout", "batch", "heads", "queries", "keys", "mask"], titles, lines)
+    return "\n".join([*table, *([""] if reasons else []), *reasons]) + "\n"
 
 
 def load_peers():

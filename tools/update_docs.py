@@ -9,8 +9,8 @@ A generated part lies between two comments:
     <!-- begin speed bench/results/NAME.json --> a section with the figures of `fp8attn bench --json NAME.json`; nothing
                                                where there is no such file
     <!-- begin bench NAME -->                  tables of the rows in bench/results and of bench/peers.json: see PARTS
-    <!-- begin bench-section OP TITLE -->      the same for the rows of an operation, under a title; nothing where there
-                                               are no such rows
+    <!-- begin bench-section OP TITLE -->      the same for the rows of an operation (or "grouped-heads", "batches"),
+                                               under a title; nothing where there are no such rows
     <!-- end -->
 
 Usage: tools/update_docs.py [--check] [--build DIR]     (DIR: a build with every option at its default, and CUDA)
@@ -42,7 +42,8 @@ PARTS = {
 
 def section(argument):
     op, _, title = argument.partition(" ")
-    body = bench_tables.grouped_heads() if op == "grouped-heads" else bench_tables_other.operation(op)
+    parts = {"grouped-heads": bench_tables.grouped_heads, "batches": bench_tables_other.batches}
+    body = parts[op]() if op in parts else bench_tables_other.operation(op)
     return f"## {title}\n\n{body}" if body else ""
 
 

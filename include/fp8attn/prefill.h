@@ -44,12 +44,12 @@ const char* name_of(LseBase base);
 //                     lies in page block_table[i, t / page_size] at position t % page_size
 //
 // v lies as k does and out as q. Offsets and lengths are read on the device, so a captured graph may be replayed with
-// others. An offset below 0 counts as 0, one beyond the tensor as its end, one below the offset before it as an empty
-// sequence. Lengths count from 0 to s_kv or max_pages * page_size: values outside are clamped to that. Table entries at
-// or past the length are never used and may hold anything, -1 for instance. An entry within the length that is not a
-// page of the cache gives its sequence unspecified values, and no others; nothing is read out of bounds. Rows of a
-// ragged q that belong to no sequence keep what out and lse held. Tokens that no sequence has may hold any bytes, NaN
-// included.
+// others. An offset below 0 counts as 0, one beyond the tensor as its end, one below the offset before it makes an
+// empty sequence; sequences that share keys because kv_offsets fall have unspecified values. Lengths count from 0 to
+// s_kv or max_pages * page_size: values outside are clamped to that. Table entries at or past the length are never used
+// and may hold anything, -1 for instance. An entry within the length that is not a page of the cache gives its sequence
+// unspecified values, and no others; nothing is read out of bounds. Rows of a ragged q that belong to no sequence keep
+// what out and lse held. Tokens that no sequence has may hold any bytes, NaN included.
 //
 // Tensors: any strides from 0 (expanded) up, with a contiguous last dim. On CUDA: 16-byte aligned base and
 // strides of a multiple of 16 bytes. All on one device. No two elements of out, or of lse, share memory: by ascending
@@ -58,8 +58,9 @@ const char* name_of(LseBase base);
 // it.
 //
 // A row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of traffic an
-// element, which a V that is used again can be spared (pack_v(), quantize()). Beside it only `quantize` needs a
-// workspace.
+// element, which a V that is used again can be spared (pack_v(), quantize()). Keys, and a 16-bit V, in pages of other
+// than a multiple of 64 tokens are gathered there, a 16-bit q beside e4m3 keys is quantised there, and uneven batches
+// have a list of their tiles there. Beside these only `quantize` needs a workspace.
 //
 // Packed V: positions of tokens >= s_kv (a dense V's padding to 16 tokens) belong to the format and must hold 0, as
 // quantize() and pack_v() write them. They take part in products with 0, where NaN would spread. A paged one is packed

@@ -52,6 +52,7 @@ PrefillProblem problem_of(const Layer& layer, const AttentionOptions& options) {
   problem.k_scale = optional_view(layer.k_scale);
   problem.v_scale = optional_view(layer.v_scale);
   problem.causal = options.causal;
+  problem.window_left = options.window_left;
   problem.softmax_scale = options.softmax_scale;
   problem.cpu_arithmetic = options.arithmetic;
   return problem;
@@ -78,6 +79,7 @@ Attention::Attention(const Layer& layer, const Recipe* recipe, const AttentionOp
   problem_.v_scale = scale_view(v_);
   problem_.softmax_scale = options.softmax_scale;
   problem_.causal = options.causal;
+  problem_.window_left = options.window_left;
   if (recipe != nullptr) problem_.quantize = recipe->within_call;
   problem_.p_mode = options.p_mode.value_or(recipe == nullptr ? PMode::kDefault : recipe->p_mode);
   problem_.cpu_arithmetic = options.arithmetic;

@@ -13,6 +13,7 @@ namespace fp8attn::cli {
 struct AttentionOptions {
   Device device;
   bool causal = false;
+  std::int64_t window_left = -1;
   std::optional<float> softmax_scale;
   VLayout v_layout = VLayout::kRowMajor;
   std::optional<PMode> p_mode;  // instead of the recipe's

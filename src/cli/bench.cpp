@@ -7,14 +7,17 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cli/bench_batch.h"
 #include "cli/bench_cases.h"
 #include "cli/bench_data.h"
 #include "cli/bench_mla.h"
@@ -75,8 +78,9 @@ class Inputs {
  public:
   const Layer& layer(const BenchCase& item) {
     if (tensors_ != item.tensors()) {
-      tensors_ = item.tensors();
+      tensors_.clear();  // the next line may find too little memory
       layer_ = random_layer(item);
+      tensors_ = item.tensors();
       mask_.reset();
     }
     return layer_;
@@ -158,14 +162,9 @@ class Bench {
 
   // Returns why the case cannot run, "" where it did.
   std::string run_case(const BenchCase& item, Progress* progress) {
-    const auto [subject, problem] = prepare(item, inputs_.layer(item), attention_);
-    if (subject == nullptr) return problem;
     Measurement measured;
-    measured.timing = measure(attention_.device, [&] { subject->launch(); });
-    measured.rel_l2 = item.op == BenchOp::kPrefill ? attention_error(item, *subject)
-                                                   : relative_l2(inputs_.layer(item).q, subject->out());
-    measured.out_dtype = subject->out_dtype();
-    measured.version = subject->version();
+    const std::string problem = measure_case(item, &measured);
+    if (!problem.empty()) return problem;
     rows_.push_back(row(item, measured));
     if (file_) file_->write(pretty(rows_) + '\n');
     progress->clear();
@@ -173,7 +172,24 @@ class Bench {
     return "";
   }
 
-  double attention_error(const BenchCase& item, const BenchSubject& subject) {
+  std::string measure_case(const BenchCase& item, Measurement* measured) try {
+    const auto [subject, problem] =
+        item.is_batch() ? prepare_batch(item, attention_) : prepare(item, inputs_.layer(item), attention_);
+    if (subject == nullptr) return problem;
+    measured->timing = measure(attention_.device, [&] { subject->launch(); });
+    measured->rel_l2 = error_of(item, *subject);
+    measured->out_dtype = subject->out_dtype();
+    measured->version = subject->version();
+    return "";
+  } catch (const std::bad_alloc&) {
+    return kTooLarge;
+  } catch (const std::length_error&) {  // more bytes than any vector holds
+    return kTooLarge;
+  }
+
+  double error_of(const BenchCase& item, const BenchSubject& subject) {
+    if (const std::optional<double> error = subject.error()) return *error;
+    if (item.op != BenchOp::kPrefill) return relative_l2(inputs_.layer(item).q, subject.out());
     AttentionOptions exact = attention_;
     exact.causal = item.causal;
     return errors_of(inputs_.exact(item, exact), subject.out(), nullptr).rel_l2;
@@ -208,6 +224,7 @@ class Bench {
     fmt::print(
         text_,
         "\nburst: about 8 ms of launches after a pause. sustained: at least 120 ms of launches after 60 ms of them.\n"
+        "TFLOP/s: of the products that the mask shows; causal with as many queries as keys: half of all.\n"
         "GB/s: q, k, v and out once each, sustained. rel L2: against float64 attention of the same tensors, a "
         "sample of rows.\n");
     if (on_cuda()) {
@@ -223,6 +240,7 @@ class Bench {
   // What a row says of its case, and where it ran; no figures.
   ordered_json row(const BenchCase& item) const {
     const bool has_p_mode = item.has_p_modes() && item.library == BenchLibrary::kFp8attn;
+    const bool is_dense = item.layout == BatchLayout::kDense;
     const ordered_json none;
     return {{"op", item.recipe.empty() ? name_of(item.op) : "quantized_prefill"},
             {"library", name_of(item.library)},
@@ -232,6 +250,7 @@ class Bench {
             {"commit", kFp8attnCommit},
             {"date", utc_now()},
             {"dtype", name_of(item.dtype)},
+            {"kv_dtype", item.kv_dtype == item.dtype ? none : ordered_json(name_of(item.kv_dtype))},
             {"out_dtype", none},
             {"cache", none},
             {"batch", item.batch},
@@ -241,7 +260,11 @@ class Bench {
             {"seqlen_kv", item.seqlen_kv},
             {"head_dim_qk", item.head_dim_qk},
             {"head_dim_v", item.head_dim_v},
+            {"layout", is_dense ? none : ordered_json(name_of(item.layout))},
+            {"page_size", item.page_size == 0 ? none : ordered_json(item.page_size)},
+            {"lengths", is_dense ? none : ordered_json(name_of(item.lengths))},
             {"causal", item.causal},
+            {"window_left", item.window_left < 0 ? none : ordered_json(item.window_left)},
             {"v_layout", name_of(item.v_layout)},
             {"p_mode", has_p_mode ? ordered_json(name_of(item.p_mode)) : ordered_json()},
             {"recipe", item.recipe.empty() ? none : ordered_json(item.recipe)},
@@ -300,7 +323,8 @@ std::vector<BenchCase> grouped(std::vector<BenchCase> cases) {
   std::map<std::string, std::size_t> order;  // of the first case with these tensors
   for (const BenchCase& item : cases) order.emplace(item.tensors(), order.size());
   std::stable_sort(cases.begin(), cases.end(), [&](const BenchCase& a, const BenchCase& b) {
-    return std::pair(order.at(a.tensors()), a.causal) < std::pair(order.at(b.tensors()), b.causal);
+    return std::tuple(order.at(a.tensors()), a.causal, a.window_left) <
+           std::tuple(order.at(b.tensors()), b.causal, b.window_left);
   });
   return cases;
 }
@@ -341,7 +365,8 @@ void add_bench(CLI::App& program, std::function<void()>* run) {
     return command->add_option(name, *value, description)->check(not_empty());
   };
   add("--cases", &options->cases,
-      "prefill, table, quantize, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, else "
+      "prefill, table, batches, quantize, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, "
+      "else "
       "cpu)");
   add("--filter", &options->filter, "Only cases whose name matches this regular expression");
   add_device_option(*command, &options->device);

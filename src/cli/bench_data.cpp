@@ -4,6 +4,7 @@
 #include <cstring>
 #include <random>
 
+#include "cli/cuda_device.h"
 #include "fp8attn/e4m3.h"
 
 namespace fp8attn::cli {
@@ -13,7 +14,7 @@ namespace {
 // the row length times as many elements.
 constexpr std::int64_t kTile = 1048573;
 
-HostTensor random_tile(std::int64_t count, DType dtype, unsigned seed) {
+HostTensor random_values(std::int64_t count, DType dtype, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
   HostTensor values(DType::kF32, {count});
@@ -25,17 +26,33 @@ HostTensor random_tile(std::int64_t count, DType dtype, unsigned seed) {
   return codes;
 }
 
+}  // namespace
+
+HostTensor random_tile(DType dtype, unsigned seed) { return random_values(kTile, dtype, seed); }
+
+void fill(const DeviceTensor& tensor, const HostTensor& tile) {
+  const MutableTensorView view = tensor.view();
+  const auto bytes = static_cast<std::size_t>(view.count() * size_of(view.dtype));
+  for (std::size_t at = 0; at < bytes; at += tile.bytes.size()) {
+    auto* target = static_cast<std::byte*>(view.data) + at;
+    const std::size_t count = std::min(tile.bytes.size(), bytes - at);
+    if (view.device.kind == DeviceKind::kCuda) {
+      cuda_copy_to_device(view.device.index, target, tile.bytes.data(), count);
+    } else {
+      std::memcpy(target, tile.bytes.data(), count);
+    }
+  }
+}
+
 HostTensor ones(std::int64_t count) {
   HostTensor tensor(DType::kF32, {count});
   std::fill_n(reinterpret_cast<float*>(tensor.bytes.data()), count, 1.0f);
   return tensor;
 }
 
-}  // namespace
-
 HostTensor random_normal(std::vector<std::int64_t> shape, DType dtype, unsigned seed) {
   HostTensor tensor(dtype, std::move(shape));
-  const HostTensor tile = random_tile(std::min(tensor.count(), kTile), dtype, seed);
+  const HostTensor tile = random_values(std::min(tensor.count(), kTile), dtype, seed);
   for (std::size_t at = 0; at < tensor.bytes.size(); at += tile.bytes.size()) {
     std::memcpy(tensor.bytes.data() + at, tile.bytes.data(), std::min(tile.bytes.size(), tensor.bytes.size() - at));
   }

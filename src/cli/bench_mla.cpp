@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <regex>
@@ -60,7 +61,11 @@ class MlaBench {
     std::size_t left_out = 0;
     for (const MlaBenchCase& item : cases_) {
       progress.step(item.name());
-      left_out += !run_case(item, &progress);
+      const std::string problem = run_case(item, &progress);
+      if (problem.empty()) continue;
+      ++left_out;
+      progress.clear();
+      fmt::print(text_, "{:<{}}  not supported: {}\n", item.name(), name_width_, problem);
     }
     print_legend();
     if (text_ == stderr) fmt::print("{}\n", pretty(rows_));
@@ -71,13 +76,10 @@ class MlaBench {
  private:
   bool on_cuda() const { return attention_.device.kind == DeviceKind::kCuda; }
 
-  bool run_case(const MlaBenchCase& item, Progress* progress) {
+  // Returns why the case cannot run, "" where it did.
+  std::string run_case(const MlaBenchCase& item, Progress* progress) try {
     MlaBenchCall call(item, attention_);
-    if (const Support support = call.support(); !support) {
-      progress->clear();
-      fmt::print(text_, "{:<{}}  not supported: {}\n", item.name(), name_width_, fmt::join(support.reasons, "; "));
-      return false;
-    }
+    if (const Support support = call.support(); !support) return fmt::format("{}", fmt::join(support.reasons, "; "));
     call.allocate_workspace();
     Figures figures;
     figures.timing = measure(attention_.device, [&] { call.launch(); });
@@ -89,7 +91,9 @@ class MlaBench {
     if (file_) file_->write(pretty(rows_) + '\n');
     progress->clear();
     print_row(item, figures);
-    return true;
+    return "";
+  } catch (const std::bad_alloc&) {
+    return kTooLarge;
   }
 
   // Ratios belong to GPUs.

@@ -9,42 +9,19 @@
 #include <random>
 
 #include "cli/bench_data.h"
-#include "cli/cuda_device.h"
 #include "cli/mla_study.h"
 
 namespace fp8attn::cli {
 namespace {
 
-constexpr std::int64_t kTileTokens = 64 * 256;  // a multiple of every page size that is a power of two
+constexpr std::int64_t kTileTokens = 64 * 256;  // different ones; a multiple of every page size in use
 
 std::int64_t* integers(HostTensor& tensor) { return reinterpret_cast<std::int64_t*>(tensor.bytes.data()); }
+const std::int64_t* integers(const HostTensor& tensor) {
+  return reinterpret_cast<const std::int64_t*>(tensor.bytes.data());
+}
 
 std::int64_t pages_of(const MlaBenchCase& item) { return (item.tokens + item.page_size - 1) / item.page_size; }
-
-// One cache of `tokens` random tokens in rows of records.
-HostTensor random_records(CacheFormat format, std::int64_t tokens, const HostTensor& scale) {
-  const HostTensor values = random_normal({tokens, kMlaDim}, DType::kBF16, 2);
-  HostTensor records(record_dtype(format), {1, tokens, record_elements(format)});
-  std::vector<std::int64_t> slots(tokens);
-  std::iota(slots.begin(), slots.end(), 0);
-  for (std::int64_t first = 0; first < tokens; first += kMaxPageSize) {
-    const std::int64_t count = std::min(kMaxPageSize, tokens - first);
-    AppendMlaProblem problem;
-    problem.latent = values.view();
-    problem.latent.data = values.bytes.data() + first * kMlaDim * 2;
-    problem.latent.shape = {count, kLatentDim};
-    problem.rope = problem.latent;
-    problem.rope.data = values.bytes.data() + (first * kMlaDim + kLatentDim) * 2;
-    problem.rope.shape = {count, kRopeDim};
-    problem.slots = TensorView::contiguous(slots.data(), DType::kI64, {count});
-    problem.cache = MutableTensorView::contiguous(records.bytes.data() + first * record_bytes(format),
-                                                  record_dtype(format), {1, count, record_elements(format)});
-    problem.format = format;
-    if (format == CacheFormat::kTensor) problem.cache_scale = scale.view();
-    append_mla(problem);
-  }
-  return records;
-}
 
 }  // namespace
 
@@ -118,7 +95,6 @@ MlaBenchCall::MlaBenchCall(const MlaBenchCase& item, const AttentionOptions& opt
   constexpr float kScale = 5.0f / 448.0f;  // no random value is far beyond 5
   std::memcpy(scale_host_.bytes.data(), &kScale, sizeof kScale);
   scale_ = DeviceTensor::copy_of(scale_host_, options.device);
-  tile_ = random_records(item.format, std::min(kTileTokens, item.batch * pages_of(item) * item.page_size), scale_host_);
   fill_cache();
   make_tables();
   problem_.q = q_.view();
@@ -136,17 +112,31 @@ MlaBenchCall::MlaBenchCall(const MlaBenchCase& item, const AttentionOptions& opt
   problem_.cpu_arithmetic = options.arithmetic;
 }
 
+// On the device: caches of gigabytes take it milliseconds.
 void MlaBenchCall::fill_cache() {
   const MutableTensorView cache = cache_.view();
-  const auto bytes = static_cast<std::size_t>(cache.count() * size_of(cache.dtype));
-  for (std::size_t at = 0; at < bytes; at += tile_.bytes.size()) {
-    auto* target = static_cast<std::byte*>(cache.data) + at;
-    const std::size_t count = std::min(tile_.bytes.size(), bytes - at);
-    if (options_.device.kind == DeviceKind::kCuda) {
-      cuda_copy_to_device(options_.device.index, target, tile_.bytes.data(), count);
-    } else {
-      std::memcpy(target, tile_.bytes.data(), count);
-    }
+  const std::int64_t tokens = cache.shape[0] * item_.page_size, tile = std::min(kTileTokens, tokens);
+  const auto values = DeviceTensor::copy_of(random_normal({tile, kMlaDim}, DType::kBF16, 2), options_.device);
+  HostTensor slots_host(DType::kI64, {tile});
+  std::iota(integers(slots_host), integers(slots_host) + tile, 0);
+  const auto slots = DeviceTensor::copy_of(slots_host, options_.device);
+  AppendMlaProblem problem;
+  problem.format = item_.format;
+  if (item_.format == CacheFormat::kTensor) problem.cache_scale = scale_.view();
+  for (std::int64_t first = 0; first < tokens; first += tile) {
+    const std::int64_t count = std::min(tile, tokens - first);
+    problem.latent = values.view();
+    problem.latent.shape[0] = count;
+    problem.rope = problem.latent;
+    problem.latent.shape[1] = kLatentDim;
+    problem.rope.shape[1] = kRopeDim;
+    problem.rope.data = static_cast<const std::byte*>(problem.rope.data) + kLatentDim * size_of(DType::kBF16);
+    problem.slots = slots.view();
+    problem.slots.shape[0] = count;
+    problem.cache = cache;
+    problem.cache.data = static_cast<std::byte*>(cache.data) + first * record_bytes(item_.format);
+    problem.cache.shape[0] = count / item_.page_size;
+    append_mla(problem);
   }
 }
 
@@ -161,22 +151,41 @@ void MlaBenchCall::make_tables() {
   table_ = DeviceTensor::copy_of(table_host_, options_.device);
   lengths_ = DeviceTensor::copy_of(lengths_host_, options_.device);
   if (item_.topk == 0) return;
-  // Tokens of the sequence at random.
-  indices_host_ = HostTensor(DType::kI32, {item_.batch, item_.seqlen_q, item_.topk});
-  auto* indices = reinterpret_cast<std::int32_t*>(indices_host_.bytes.data());
-  for (std::int64_t i = 0; i < indices_host_.count(); ++i) {
-    const std::int64_t batch = i / item_.topk / item_.seqlen_q, token = generator() % item_.tokens;
-    const std::int64_t page = integers(table_host_)[batch * pages + token / item_.page_size];
-    indices[i] = static_cast<std::int32_t>(page * item_.page_size + token % item_.page_size);
+  HostTensor indices(DType::kI32, {item_.batch, item_.seqlen_q, item_.topk});
+  chosen_.resize(indices.count());
+  for (std::int64_t i = 0; i < indices.count(); ++i) {
+    chosen_[i] = generator() % item_.tokens;
+    const std::int64_t batch = i / item_.topk / item_.seqlen_q;
+    const std::int64_t page = integers(table_host_)[batch * pages + chosen_[i] / item_.page_size];
+    reinterpret_cast<std::int32_t*>(indices.bytes.data())[i] =
+        static_cast<std::int32_t>(page * item_.page_size + chosen_[i] % item_.page_size);
   }
-  indices_ = DeviceTensor::copy_of(indices_host_, options_.device);
+  indices_ = DeviceTensor::copy_of(indices, options_.device);
 }
 
 void MlaBenchCall::allocate_workspace() { workspace_ = DeviceWorkspace(options_.device, workspace_size(problem_)); }
 
+// The pages of the first sequence, in their order.
+HostTensor MlaBenchCall::first_sequence() const {
+  const std::int64_t pages = pages_of(item_);
+  HostTensor cache(record_dtype(item_.format), {pages, item_.page_size, record_elements(item_.format)});
+  const std::size_t bytes = cache.bytes.size() / pages;
+  for (std::int64_t i = 0; i < pages; ++i) {
+    const HostTensor page = cache_.to_host(integers(table_host_)[i], 1);
+    std::memcpy(cache.bytes.data() + i * bytes, page.bytes.data(), bytes);
+  }
+  return cache;
+}
+
 double MlaBenchCall::error() const {
   MlaDecodeProblem exact = problem_;
-  const HostTensor cache = cache_.to_host();
+  const HostTensor cache = first_sequence();
+  const std::int64_t pages = cache.shape[0];
+  // The same table and indices for these pages alone.
+  HostTensor table(DType::kI64, {1, pages});
+  std::iota(integers(table), integers(table) + pages, 0);
+  HostTensor indices(DType::kI64, {1, item_.seqlen_q, item_.topk});
+  std::copy_n(chosen_.begin(), indices.count(), integers(indices));
   HostTensor out(DType::kF32, {1, item_.seqlen_q, item_.heads_q, kLatentDim});
   const auto first = [](const HostTensor& tensor) {
     TensorView view = tensor.view();
@@ -187,15 +196,15 @@ double MlaBenchCall::error() const {
   exact.cache = cache.view();
   exact.out = out.mutable_view();
   if (item_.topk > 0) {
-    exact.indices = first(indices_host_);
+    exact.indices = indices.view();
   } else {
-    exact.block_table = first(table_host_);
+    exact.block_table = table.view();
     exact.lengths = first(lengths_host_);
   }
   if (item_.format == CacheFormat::kTensor) exact.cache_scale = scale_host_.view();
   exact.cpu_arithmetic = CpuArithmetic::kFloat64;
   mla_decode(exact);
-  return relative_l2(convert(out_.to_host(), DType::kF32), out);
+  return relative_l2(convert(out_.to_host(0, 1), DType::kF32), out);
 }
 
 }  // namespace fp8attn::cli

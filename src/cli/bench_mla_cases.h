@@ -32,7 +32,7 @@ std::vector<MlaBenchCase> mla_bench_cases(DeviceKind device);
 // The tensors of a case and its call.
 class MlaBenchCall {
  public:
-  // Records of a few thousand random tokens, again and again until the cache is full; pages in random order.
+  // Some thousand random tokens, again and again until the cache is full; pages in random order.
   MlaBenchCall(const MlaBenchCase& item, const AttentionOptions& options);
 
   Support support() const { return supports(problem_); }
@@ -45,10 +45,12 @@ class MlaBenchCall {
  private:
   void fill_cache();
   void make_tables();
+  HostTensor first_sequence() const;
 
   MlaBenchCase item_;
   AttentionOptions options_;
-  HostTensor q_host_, tile_, scale_host_, table_host_, lengths_host_, indices_host_;
+  HostTensor q_host_, scale_host_, table_host_, lengths_host_;
+  std::vector<std::int64_t> chosen_;  // sparse: the token of its sequence that each index stands for
   DeviceTensor q_, cache_, scale_, table_, lengths_, indices_, out_;
   DeviceWorkspace workspace_;
   MlaDecodeProblem problem_;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <exception>
+#include <new>
 
 #include "cli/bench_quantiser.h"
 #include "cli/cudnn.h"
@@ -48,6 +49,8 @@ Preparation prepare(const BenchCase& item, const Layer& layer, const AttentionOp
   if (options.device.kind != DeviceKind::kCuda) return {nullptr, "cuDNN runs on CUDA devices only"};
   try {
     return {cudnn_subject(item, layer, options.device), ""};
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception& error) {
     return {nullptr, error.what()};
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cli/attention.h"
@@ -16,6 +17,8 @@ class BenchSubject {
   virtual HostTensor out() const = 0;       // of the real values, not of their codes
   virtual DType out_dtype() const = 0;      // as the library stores them
   virtual std::string version() const = 0;  // of another library; "" for this one
+  // Relative L2 against float64 attention, of one that makes its tensors itself.
+  virtual std::optional<double> error() const { return std::nullopt; }
 };
 
 struct Preparation {

@@ -34,8 +34,25 @@ struct LayerResult {
   std::vector<RecipeResult> recipes;
 };
 
-// Recipes that the chosen device has no kernel for, and why.
-using Fallbacks = std::vector<std::pair<std::string, std::string>>;
+// Names of recipes, and why: the chosen device has no kernel for them, or they are left out.
+using Reasons = std::vector<std::pair<std::string, std::string>>;
+
+// All layers get the same recipes, those that suit every one.
+std::vector<const Recipe*> recipes_for(const Input& input, Reasons* left_out) {
+  std::vector<const Recipe*> chosen;
+  for (const Recipe& recipe : recipes()) {
+    std::string reason;
+    for (const Layer& layer : input.layers) {
+      if (reason.empty()) reason = misfit(recipe, layer.q.shape[3]);
+    }
+    if (reason.empty()) {
+      chosen.push_back(&recipe);
+    } else {
+      left_out->emplace_back(recipe.name, reason);
+    }
+  }
+  return chosen;
+}
 
 bool same_storage(const Recipe& a, const Recipe& b) {
   return !a.within_call && !b.within_call && a.dtype == b.dtype && a.query == b.query && a.key == b.key &&
@@ -49,7 +66,7 @@ class LayerComparison {
   LayerComparison(const Layer& layer, const AttentionOptions& options)
       : layer_(layer), options_(options), rows_(checked_rows(layer)), exact_(exact_attention(layer, options, rows_)) {}
 
-  RecipeResult run(const Recipe& recipe, Fallbacks* fallbacks) {
+  RecipeResult run(const Recipe& recipe, Reasons* fallbacks) {
     AttentionOptions options = options_;
     auto attention = std::make_unique<Attention>(layer_, &recipe, options);
     if (const Support support = attention->support(); !support && options.device.kind == DeviceKind::kCuda) {
@@ -132,7 +149,7 @@ void print_layer(const LayerResult& layer) {
 }
 
 void print_text(const CommonOptions& options, const AttentionOptions& attention, const std::vector<LayerResult>& layers,
-                const Fallbacks& fallbacks) {
+                const Reasons& fallbacks, const Reasons& left_out) {
   fmt::print("input   {}\n", options.input.file.empty() ? "three .npy files" : options.input.file);
   fmt::print("        {}{}\n", layers.front().input, attention.causal ? ", causal" : "");
   fmt::print("device  {}, {}\n", where(attention), device_name(attention.device));
@@ -148,6 +165,13 @@ void print_text(const CommonOptions& options, const AttentionOptions& attention,
     fmt::print("{} ran on the CPU because {} has no kernel for it: {}\n", recipe, device_text(attention.device),
                reasons);
   }
+  for (const auto& [recipe, reason] : left_out) fmt::print("{} was left out: {}\n", recipe, reason);
+}
+
+ordered_json reasons_json(const Reasons& list, const char* field) {
+  ordered_json result = ordered_json::array();
+  for (const auto& [recipe, reason] : list) result.push_back({{"recipe", recipe}, {field, reason}});
+  return result;
 }
 
 ordered_json layer_json(const LayerResult& layer) {
@@ -163,14 +187,17 @@ ordered_json layer_json(const LayerResult& layer) {
 }
 
 void print_json(const CommonOptions& options, const AttentionOptions& attention, const std::vector<LayerResult>& layers,
-                const Fallbacks& fallbacks) {
-  ordered_json layer_list = ordered_json::array(), fallback_list = ordered_json::array();
+                const Reasons& fallbacks, const Reasons& left_out) {
+  ordered_json layer_list = ordered_json::array();
   for (const LayerResult& layer : layers) layer_list.push_back(layer_json(layer));
-  for (const auto& [recipe, reasons] : fallbacks) fallback_list.push_back({{"recipe", recipe}, {"reasons", reasons}});
-  const ordered_json text = {{"file", options.input.file}, {"device", where(attention)},
-                             {"causal", attention.causal}, {"v_layout", name_of(attention.v_layout)},
-                             {"layers", layer_list},       {"mean", layer_json(mean_of(layers))},
-                             {"ran_on_cpu", fallback_list}};
+  const ordered_json text = {{"file", options.input.file},
+                             {"device", where(attention)},
+                             {"causal", attention.causal},
+                             {"v_layout", name_of(attention.v_layout)},
+                             {"layers", layer_list},
+                             {"mean", layer_json(mean_of(layers))},
+                             {"ran_on_cpu", reasons_json(fallbacks, "reasons")},
+                             {"left_out", reasons_json(left_out, "reason")}};
   fmt::print("{}\n", pretty(text));
 }
 
@@ -184,14 +211,9 @@ void run_compare(const CommonOptions& options) {
   }
   attention.causal = options.causal.value_or(input.causal);
   std::vector<LayerResult> layers;
-  Fallbacks fallbacks;
+  Reasons fallbacks, left_out;
   {
-    // All layers get the same recipes, those that suit every one.
-    std::vector<const Recipe*> chosen;
-    for (const Recipe& recipe : recipes()) {
-      const auto fits = [&](const Layer& layer) { return applies(recipe, layer.q.shape[3]); };
-      if (std::ranges::all_of(input.layers, fits)) chosen.push_back(&recipe);
-    }
+    const std::vector<const Recipe*> chosen = recipes_for(input, &left_out);
     Progress progress("compare", input.layers.size() * (chosen.size() + 1));
     for (const Layer& layer : input.layers) {
       const std::string suffix = layer.name.empty() ? "" : ", " + layer.name;
@@ -205,7 +227,7 @@ void run_compare(const CommonOptions& options) {
       layers.push_back(std::move(result));
     }
   }
-  (options.json ? print_json : print_text)(options, attention, layers, fallbacks);
+  (options.json ? print_json : print_text)(options, attention, layers, fallbacks, left_out);
 }
 
 }  // namespace

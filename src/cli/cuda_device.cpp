@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <new>
 #include <stdexcept>
 
 namespace fp8attn::cli {
@@ -38,7 +39,12 @@ class Event {
 void* cuda_allocate(int device, std::size_t bytes) {
   use(device);
   void* memory = nullptr;
-  if (bytes != 0) check(cudaMalloc(&memory, bytes), "cudaMalloc");
+  const cudaError_t status = bytes == 0 ? cudaSuccess : cudaMalloc(&memory, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // or the next launch would report it
+    throw std::bad_alloc();
+  }
+  check(status, "cudaMalloc");
   return memory;
 }
 

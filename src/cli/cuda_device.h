@@ -7,7 +7,7 @@
 
 namespace fp8attn::cli {
 
-// All throw std::runtime_error where CUDA reports an error.
+// All throw std::runtime_error where CUDA reports an error, cuda_allocate std::bad_alloc where the memory is too small.
 void* cuda_allocate(int device, std::size_t bytes);
 void cuda_free(int device, void* memory) noexcept;
 void cuda_copy_to_device(int device, void* destination, const void* source, std::size_t bytes);

@@ -62,14 +62,29 @@ DeviceTensor DeviceTensor::copy_of(const HostTensor& tensor, Device device) {
   return result;
 }
 
-HostTensor DeviceTensor::to_host() const {
-  HostTensor tensor(dtype_, shape_);
+HostTensor DeviceTensor::to_host() const { return bytes_to_host(shape_, 0); }
+
+HostTensor DeviceTensor::to_host(std::int64_t begin, std::int64_t count) const {
+  std::vector<std::int64_t> shape = shape_;
+  shape.front() = begin;
+  const auto offset = static_cast<std::size_t>(element_count(shape) * size_of(dtype_));
+  shape.front() = count;
+  return bytes_to_host(shape, offset);
+}
+
+HostTensor DeviceTensor::elements_to_host(std::int64_t first, std::int64_t count) const {
+  return bytes_to_host({count}, static_cast<std::size_t>(first * size_of(dtype_)));
+}
+
+HostTensor DeviceTensor::bytes_to_host(std::vector<std::int64_t> shape, std::size_t offset) const {
+  HostTensor tensor(dtype_, std::move(shape));
   if (tensor.bytes.empty()) return tensor;
+  const std::byte* source = static_cast<const std::byte*>(memory_.get()) + offset;
   if (device_.kind == DeviceKind::kCuda) {
     cuda_synchronize(device_.index);
-    cuda_copy_to_host(device_.index, tensor.bytes.data(), memory_.get(), tensor.bytes.size());
+    cuda_copy_to_host(device_.index, tensor.bytes.data(), source, tensor.bytes.size());
   } else {
-    std::memcpy(tensor.bytes.data(), memory_.get(), tensor.bytes.size());
+    std::memcpy(tensor.bytes.data(), source, tensor.bytes.size());
   }
   return tensor;
 }

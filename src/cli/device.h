@@ -21,10 +21,15 @@ class DeviceTensor {
 
   // Waits for the device first.
   HostTensor to_host() const;
+  // Entries [begin, begin + count) of the first dim.
+  HostTensor to_host(std::int64_t begin, std::int64_t count) const;
+  // `count` elements from element `first` on, as a vector.
+  HostTensor elements_to_host(std::int64_t first, std::int64_t count) const;
   MutableTensorView view() const;
 
  private:
   std::size_t bytes() const;
+  HostTensor bytes_to_host(std::vector<std::int64_t> shape, std::size_t offset) const;
 
   Device device_;
   DType dtype_ = DType::kF32;

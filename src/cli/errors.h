@@ -12,6 +12,9 @@ namespace fp8attn::cli {
 // in its stead ("fp8attn: attend: --recipe: got 'x', expected one of ...").
 inline constexpr const char* kCommandLine = "fp8attn";
 
+// Of tensors.
+inline constexpr const char* kTooLarge = "the tensors are too large for the memory of this machine";
+
 inline Error usage_error(std::string argument, std::string got, std::string expected) {
   return {kCommandLine, std::move(argument), std::move(got), std::move(expected)};
 }

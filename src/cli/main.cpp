@@ -75,7 +75,7 @@ int run_command(const CLI::App& program, const std::function<void()>& run) {
   } catch (const fp8attn::Error& error) {
     return fail(program, kBadInput, message_of(error));
   } catch (const std::bad_alloc&) {
-    return fail(program, kFailed, "the tensors are too large for the memory of this machine");
+    return fail(program, kFailed, fp8attn::cli::kTooLarge);
   } catch (const std::length_error&) {  // more bytes than any vector holds
     return fail(program, kFailed, "the tensors are too large for any machine");
   } catch (const std::exception& error) {

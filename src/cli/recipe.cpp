@@ -69,10 +69,11 @@ const Recipe& find_recipe(const std::string& name) {
                     fmt::format("one of {}, {}", fmt::join(names, ", "), kNoRecipe));
 }
 
-bool applies(const Recipe& recipe, std::int64_t head_dim_qk) {
+std::string misfit(const Recipe& recipe, std::int64_t head_dim_qk) {
   constexpr std::array<std::int64_t, 4> kRotated = {64, 128, 192, 256};
-  return !recipe.within_call || !recipe.within_call->hadamard ||
-         std::find(kRotated.begin(), kRotated.end(), head_dim_qk) != kRotated.end();
+  if (!recipe.within_call || !recipe.within_call->hadamard) return "";
+  if (std::find(kRotated.begin(), kRotated.end(), head_dim_qk) != kRotated.end()) return "";
+  return fmt::format("head dim {}, but rotations have {}", head_dim_qk, fmt::join(kRotated, ", "));
 }
 
 std::string describe(const Recipe& recipe) {

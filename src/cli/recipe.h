@@ -24,8 +24,8 @@ struct Recipe {
   }
 };
 
-// Whether the recipe is for tensors like these; prefill() has the last word.
-bool applies(const Recipe& recipe, std::int64_t head_dim_qk);
+// Why the recipe is not for tensors like these, "" where it is; prefill() has the last word.
+std::string misfit(const Recipe& recipe, std::int64_t head_dim_qk);
 
 // The recipe that `attend` uses where none is named.
 inline constexpr const char* kDefaultRecipe = "head";

@@ -18,8 +18,8 @@ std::optional<TensorView> slice_scale(const std::optional<TensorView>& scale, st
   return scale && scale->rank == 3 ? slice(*scale, begin, end) : scale;
 }
 
-// A query row sees a prefix of the keys under a bottom-right causal mask, so rows that end at `rows.end` and the keys
-// that the last of them sees are a causal problem of their own.
+// A query row sees no key behind its diagonal under a bottom-right causal mask, so rows that end at `rows.end` and the
+// keys up to the last one's diagonal are a causal problem of their own, with the same window.
 PrefillProblem part_of(const PrefillProblem& whole, RowRange rows) {
   PrefillProblem part = whole;
   part.q = slice(whole.q, rows.begin, rows.end);

@@ -27,7 +27,7 @@ struct Reference {
 };
 
 // Attention of the tensors as they are (e4m3 with its scales) in float64 on the CPU, for `rows` of every batch entry
-// and head. Of `options`, mask and softmax scale count.
+// and head. Of `options`, mask and softmax scale count; a window beside a causal mask only.
 Reference exact_attention(const Layer& layer, const AttentionOptions& options, const std::vector<RowRange>& rows);
 
 struct Errors {

@@ -219,10 +219,10 @@ FP8ATTN_INLINE VectorOf<T> probability(VectorOf<T> x) {
     const FloatVector p = 256.0f * exp2_of<T>(x);
     return p < 0x1p-6f ? (p + 16384.0f) - 16384.0f : round_mantissa<20>(p);
   } else if constexpr (kForm == Probability::kE4M3Default) {
-    const IntVector n = round_to_code(16.0f * (8.0f * x + 120.0f));
-    const FloatVector fraction = __builtin_convertvector(n & 127, FloatVector);
-    const FloatVector bend = 0.3435f * fraction * (1.0f - fraction * 0x1p-7f);
-    return value_of_code(round_to_code((__builtin_convertvector(n, FloatVector) - bend) * 0.0625f));
+    // In eighths of a code, behind each of the kernel's roundings.
+    const IntVector n = round_to_code(8.0f * (8.0f * x + 119.75f));
+    const FloatVector bend = 0x1.98p0f * (__builtin_convertvector(n & 63, FloatVector) - 32.0f) * 0x1p-6f;
+    return value_of_code(round_to_code(8.0f * bend * bend + __builtin_convertvector(n, FloatVector)) >> 3);
   } else {
     return value_of_code(round_to_code(8.0f * x + 119.5625f));
   }

@@ -51,6 +51,7 @@ TEST_F(Compare, EveryRecipeOfEveryLayer) {
   const json &first = result["layers"][0], &second = result["layers"][1];
   EXPECT_DOUBLE_EQ(rel_l2(result["mean"], "head"), (rel_l2(first, "head") + rel_l2(second, "head")) / 2);
   EXPECT_TRUE(result["ran_on_cpu"].empty());
+  EXPECT_TRUE(result["left_out"].empty());
 }
 
 TEST_F(Compare, TextNamesEveryRecipe) {
@@ -71,6 +72,14 @@ TEST_F(Compare, LeavesOutRotationsThatTheHeadDimDoesNotHave) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("  smooth-k "), std::string::npos);
   EXPECT_EQ(outcome.out.find("  hadamard "), std::string::npos);
+  EXPECT_NE(outcome.out.find("\nhadamard was left out: head dim 48, but rotations have 64, 128, 192, 256\n"),
+            std::string::npos)
+      << outcome.out;
+  EXPECT_EQ(outcome.out.find("\nsmooth-k was left out"), std::string::npos);
+  const json left_out = json::parse(run("compare f --device cpu --json").out)["left_out"];
+  ASSERT_EQ(left_out.size(), 3u);
+  EXPECT_EQ(left_out[2]["recipe"], "smooth-k+hadamard+center-v");
+  EXPECT_NE(left_out[2]["reason"].get<std::string>().find("head dim 48"), std::string::npos) << left_out;
 }
 
 TEST_F(Compare, SmoothingSparesKeysWithAConstant) {

@@ -82,7 +82,7 @@ PrefillCase counted(PrefillCase test) {
 
 PrefillCase clamped_offsets() {
   PrefillCase test = uneven(KeyForm::kRagged);
-  test.batch.q_lengths = {70, 0, 40};
+  test.batch.q_lengths = {70, 5, 40};
   test.batch.spare_rows = false;
   return test;
 }
@@ -151,7 +151,7 @@ std::vector<MethodControl> clamping_controls() {
                        if (offsets[3] > problem.k.shape[0]) offsets[3] = problem.k.shape[0] - 1;
                      })},
       {"H_OffsetsThatFall", clamped_offsets(), clamps_offsets,
-       with_integers(&PrefillProblem::kv_offsets,
+       with_integers(&PrefillProblem::q_offsets,
                      [](const auto&, auto& offsets) {
                        std::inclusive_scan(offsets.begin(), offsets.end(), offsets.begin(),
                                            [](std::int64_t a, std::int64_t b) { return std::max(a, b); });

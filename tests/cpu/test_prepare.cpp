@@ -158,7 +158,7 @@ TEST(Prepare, ValuesArePackedWhereTheKernelLooksForThem) {
   EXPECT_EQ(p.problem.v.shape[3], 1024 + 3 * 64);
   EXPECT_EQ(p.packed->data, problem.v.data);
 
-  make_keys_paged(problem, 16, 20);
+  make_keys_paged(problem, 64, 5);
   problem.kv_offsets.reset();
   p = checked(problem);
   EXPECT_EQ(p.problem.v.shape[3], 3 * 320);
@@ -166,7 +166,7 @@ TEST(Prepare, ValuesArePackedWhereTheKernelLooksForThem) {
 }
 
 TEST(Prepare, H_PagesThatNoKernelReadsAreGathered) {
-  for (std::int64_t page_size : {1, 2, 4, 7, 24, 48, 100, 1000}) {
+  for (std::int64_t page_size : {1, 2, 4, 7, 8, 16, 24, 32, 48, 100, 1000}) {
     PrefillProblem problem = dense(DType::kE4M3, DType::kE4M3);
     make_keys_paged(problem, page_size, 5);
     const std::int64_t positions = 3 * ((5 * page_size + 63) / 64 * 64);
@@ -181,7 +181,7 @@ TEST(Prepare, H_PagesThatNoKernelReadsAreGathered) {
     EXPECT_TRUE(p.keys && p.values && !p.packed);
     EXPECT_EQ(p.problem.v.shape, p.problem.k.shape);
   }
-  for (std::int64_t page_size : {8, 16, 32, 64, 128, 1024}) {
+  for (std::int64_t page_size : {64, 128, 1024}) {
     PrefillProblem problem = dense(DType::kBF16, DType::kBF16);
     make_keys_paged(problem, page_size, 5);
     const Preparation p = checked(problem);
@@ -203,7 +203,7 @@ TEST(Prepare, B_WithoutKeysNothingIsMoved) {
 
 TEST(Prepare, D_MorePositionsThanAreCountedAreAnError) {
   PrefillProblem problem = dense(DType::kE4M3, DType::kE4M3);
-  make_keys_paged(problem, 16, 1 << 26);
+  make_keys_paged(problem, 64, 1 << 24);
   try {
     prepare(problem, kShape, nullptr);
     ADD_FAILURE() << "no error";
@@ -212,7 +212,7 @@ TEST(Prepare, D_MorePositionsThanAreCountedAreAnError) {
         << error.what();
   }
   problem.v_layout = VLayout::kPacked;  // pages that are read where they lie are not moved
-  problem.v = tensor(DType::kE4M3, {100, kKeyHeads, kDim, 16});
+  problem.v = tensor(DType::kE4M3, {100, kKeyHeads, kDim, 64});
   EXPECT_NO_THROW(prepare(problem, kShape, nullptr));
 }
 

@@ -30,7 +30,7 @@ struct Ragged {
     }
   }
 
-  UnevenTiles tiles(int tile_rows, int step_keys, int group) const {
+  UnevenTiles tiles(int tile_rows, int step_keys, int group_log2) const {
     const auto view = [](const std::vector<std::int32_t>& offsets) {
       return IndexView{.data = offsets.data(), .strides = {1, 0, 0}, .is_int64 = false};
     };
@@ -42,7 +42,7 @@ struct Ragged {
             .causal = true,
             .tile_rows = Divisor(tile_rows),
             .step_keys = Divisor(step_keys),
-            .group = group};
+            .group_log2 = group_log2};
   }
 };
 
@@ -61,8 +61,8 @@ void walk(std::vector<TileEntry> entries, int heads, int ctas, Visit visit) {
 TEST(TileList, VisitsEveryTileOfEverySequenceOnce) {
   const std::vector<int> lengths = {0, 1, 127, 128, 129, 0, 5000, 64, 0, 2049, 1};
   const Ragged batch(lengths);
-  for (int group : {1, 4, 16}) {
-    const UnevenTiles tiles = batch.tiles(128, 256, group);
+  for (int group_log2 : {0, 2, 4}) {
+    const UnevenTiles tiles = batch.tiles(128, 256, group_log2);
     const std::vector<TileEntry> entries = test::reference_tile_list(tiles);
     for (int heads : {1, 5, 16}) {
       for (int ctas : {1, 7, 132}) {
@@ -117,7 +117,7 @@ TEST(TileList, CostClassesFallWithTheCost) {
 // Steps as the kernel takes them: of the whole tile, from the first key that a row sees to the last.
 TEST(UnevenTiles, L_MasksBoundTheSteps) {
   const Ragged batch({1000});
-  UnevenTiles tiles = batch.tiles(128, 256, 1);
+  UnevenTiles tiles = batch.tiles(128, 256, 0);
   const auto steps = [&](int tile) { return tiles.steps(tiles.mask(0), tile); };
   EXPECT_EQ(tiles.tiles(tiles.mask(0)), 8);
   EXPECT_EQ(steps(0), 1);
@@ -145,10 +145,10 @@ TEST(UnevenTiles, L_MasksBoundTheSteps) {
 // The longest sum of costs of a CTA over the mean one, or over the longest tile where that is more. A tile costs its
 // steps and one more.
 double imbalance(const Ragged& batch, int heads, int tile_rows, int step_keys) {
-  UnevenTiles tiles = batch.tiles(tile_rows, step_keys, 1);
+  UnevenTiles tiles = batch.tiles(tile_rows, step_keys, 0);
   std::int64_t count = 0;
   for (int i = 0; i < tiles.batch.sequences; ++i) count += tiles.tiles(tiles.mask(i));
-  tiles.group = UnevenTiles::group_for(count * heads, kCtas);
+  tiles.group_log2 = UnevenTiles::group_log2_for(count * heads, kCtas);
   std::vector<double> loads(kCtas, 0.0);
   double longest = 0;
   walk(test::reference_tile_list(tiles), heads, kCtas, [&](int cta, const TileCoordinates& tile) {
@@ -196,7 +196,7 @@ TEST(TileList, G_UnevenLoadsAreEven) {
 // than they are read.
 TEST(TileList, NeighboursShareTheirKeys) {
   const Ragged batch(std::vector<int>(64, 4096));
-  const UnevenTiles tiles = batch.tiles(128, 256, UnevenTiles::group_for(64 * 32 * 16, kCtas));
+  const UnevenTiles tiles = batch.tiles(128, 256, UnevenTiles::group_log2_for(64 * 32 * 16, kCtas));
   std::vector<std::pair<int, int>> round;
   std::size_t rounds = 0, streams = 0;
   walk(test::reference_tile_list(tiles), 16, kCtas, [&](int, const TileCoordinates& tile) {

@@ -50,6 +50,25 @@ class TilePlans : public testing::Test {};
 using Kernels = testing::Types<Kernel<2, 4, 2>, Kernel<3, 4, 4>, Kernel<3, 2, 4>, Kernel<2, 2, 2>, Kernel<2, 1, 2>>;
 TYPED_TEST_SUITE(TilePlans, Kernels);
 
+// As the plain kernels have them: half a step or a whole one.
+TYPED_TEST(TilePlans, LengthensLastStepsToMultiples) {
+  constexpr int kGrain = (TypeParam::kBlocksPerStep + 1) / 2;
+  for (const Mask& mask : masks()) {
+    if (mask.window_left >= 0) continue;
+    const auto exact = TypeParam::plan(mask, 0);
+    auto plan = exact;
+    plan.template lengthen_last_steps<kGrain>();
+    const auto expect_lengthened = [&](int got, int want) {
+      EXPECT_TRUE(got % kGrain == 0 && got >= want && got < want + kGrain && got <= TypeParam::kBlocksPerStep)
+          << text(mask, 0) << ": " << got << " for " << want;
+    };
+    expect_lengthened(plan.last_blocks, exact.last_blocks);
+    for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
+      expect_lengthened(plan.warpgroup[i].last_blocks, exact.warpgroup[i].last_blocks);
+    }
+  }
+}
+
 TYPED_TEST(TilePlans, DoAllThatARowSees) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {

@@ -112,24 +112,26 @@ TEST_F(CudaPlan, G_EqualsTheStableSort) {
   };
   for (const auto& [sequences, most] :
        {std::pair{1, 16}, {2, 12}, {31, 13}, {32, 15}, {33, 10}, {1000, 12}, {1025, 3}, {3333, 8}, {70000, 2}}) {
-    for (int group : {1, 4, 16}) {
+    for (int group_log2 : {0, 2, 4}) {
       for (const auto& [causal, window] : {std::pair{true, -1}, {false, -1}, {true, 500}}) {
-        SCOPED_TRACE(fmt::format("{} sequences, groups of {}, causal {}, window {}", sequences, group, causal, window));
+        SCOPED_TRACE(fmt::format("{} sequences, groups of 1 << {}, causal {}, window {}", sequences, group_log2, causal,
+                                 window));
         expect_list(lengths(sequences, most), lengths(sequences, most),
                     {.causal = causal,
                      .window_left = window,
-                     .tile_rows = Divisor(group == 4 ? 192 : 128),
-                     .step_keys = Divisor(group == 16 ? 256 : 64),
-                     .group = group});
+                     .tile_rows = Divisor(group_log2 == 2 ? 192 : 128),
+                     .step_keys = Divisor(group_log2 == 4 ? 256 : 64),
+                     .group_log2 = group_log2});
       }
     }
   }
   std::vector<int> million = {1, 0, 1000000, 128};
-  expect_list(million, million, {.causal = true, .tile_rows = Divisor(128), .step_keys = Divisor(256), .group = 16});
+  expect_list(million, million,
+              {.causal = true, .tile_rows = Divisor(128), .step_keys = Divisor(256), .group_log2 = 4});
 }
 
 TEST_F(CudaPlan, B_NothingToDo) {
-  expect_list({0, 0, 0}, {5, 0, 7}, {.tile_rows = Divisor(128), .step_keys = Divisor(64), .group = 4});
+  expect_list({0, 0, 0}, {5, 0, 7}, {.tile_rows = Divisor(128), .step_keys = Divisor(64), .group_log2 = 2});
 }
 
 // Offsets that go back and forth name rows twice: more tiles than there is room for.
@@ -144,7 +146,7 @@ TEST_F(CudaPlan, A_DecreasingOffsetsStayInTheirMemory) {
                                           .kv_offsets = indices.on_device()},
                                 .tile_rows = Divisor(128),
                                 .step_keys = Divisor(64),
-                                .group = 4};
+                                .group_log2 = 2};
   EXPECT_EQ(list(tiles, 207).size(), 207u);
 }
 
@@ -212,6 +214,7 @@ class CudaRows : public CudaPrepass {
       batch_.pages = static_cast<int>(entries);
       batch_.key_capacity = static_cast<int>(keys.capacity * keys.page_size);
     }
+    batch_.aligned_capacity = BatchView::aligned(batch_.key_capacity);
     entries_ = entries, tokens_ = tokens;
   }
 

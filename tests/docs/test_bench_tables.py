@@ -46,8 +46,8 @@ class BenchTables(unittest.TestCase):
         self.addCleanup(patch.stop)
         self.write(ROWS)
 
-    def write(self, rows):
-        (self.folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    def write(self, rows, name="rows.json"):
+        (self.folder / name).write_text(json.dumps(rows), encoding="utf-8")
 
     def test_a_cell_is_that_of_its_row(self):
         text = bench_tables.prefill()
@@ -122,6 +122,42 @@ class BenchTables(unittest.TestCase):
         text = bench_tables.prefill()
         self.assertIn("| mask | tokens | bf16 | bf16 in, smooth-k |", text)
         self.assertIn("| none | 1024 | 500 (0.50) | 650 (0.50) |", text)
+
+    def test_rows_of_batches_are_in_no_other_table(self):
+        before = bench_tables.prefill(), bench_tables.grouped_heads()
+        new = [prefill_row(sustained_tflops=123.0, date="2026-02-01T00:00:00Z") | fields for fields in (
+            {"layout": "ragged", "lengths": "equal"}, {"layout": "paged", "page_size": 64, "lengths": "equal"},
+            {"window_left": 128, "causal": True}, {"kv_dtype": "e4m3", "dtype": "bf16"},
+            {"heads_q": 32, "heads_kv": 8, "layout": "ragged", "lengths": "log-uniform"},
+            {"heads_q": 32, "heads_kv": 8, "seqlen_q": 1})]
+        self.write(ROWS + new)
+        self.assertEqual(before, (bench_tables.prefill(), bench_tables.grouped_heads()))
+        self.write(ROWS)
+        self.write([prefill_row(sustained_tflops=123.0)], bench_tables.BATCHES)
+        self.assertEqual(before, (bench_tables.prefill(), bench_tables.grouped_heads()))
+        self.assertIn(bench_tables.BATCHES, bench_tables.runs())
+
+    def test_batches_show_their_share_of_the_dense_case(self):
+        self.assertEqual(bench_tables_other.batches(), "")
+        figures = {"sustained_ms": 2.0, "gbps": 1234.4}
+        paged = prefill_row(layout="paged", page_size=24, lengths="equal", sustained_tflops=600.0, sustained_ms=2.668,
+                            gbps=900.0, ratio=0.375)
+        self.write([prefill_row(**figures), prefill_row(v_layout="row-major", sustained_tflops=500.0, **figures), paged,
+                    paged | {"v_layout": "row-major"},
+                    paged | {"heads_q": 32, "heads_kv": 8, "lengths": "log-uniform", "causal": True},
+                    prefill_row(window_left=128, causal=True, **figures),
+                    paged | {"dtype": "bf16", "kv_dtype": "e4m3", **UNSUPPORTED, "sustained_ms": None, "gbps": None}],
+                   bench_tables.BATCHES)
+        text = bench_tables_other.batches()
+        self.assertIn("| e4m3, packed V | dense | 16 | 16/16 | 1024 | 1024 | none | 800 | 0.50 | - | 1234 |", text)
+        self.assertIn("| e4m3, packed V | paged 24 | 16 | 16/16 | 1024 | 1024 | none | 600 | 0.38 | 0.75 | 900 |", text)
+        # 1.6 times the work of the dense row.
+        self.assertIn("| e4m3, row-major V | paged 24 | 16 | 16/16 | 1024 | 1024 | none | 600 | 0.38 | - | 900 |", text)
+        self.assertIn("| 16 | 32/8 | up to 1024 | up to 1024 | causal | 600 | 0.38 | - | 900 |", text)
+        self.assertIn("| causal, window 128 | 800 | 0.50 | - | 1234 |", text)
+        self.assertIn("| bf16, e4m3 keys, packed V | paged 24 | 16 | 16/16 | 1024 | 1024 | none | no | no | no | no |",
+                      text)
+        self.assertIn("* no: no kernel", text)
 
     def test_our_column_beside_the_peers(self):
         text = bench_tables_other.peers_prefill()

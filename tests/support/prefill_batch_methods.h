@@ -24,7 +24,7 @@ namespace fp8attn::test {
 ::testing::AssertionResult clamps_lengths(TestDevice& device, const PrefillCase& test);
 
 // Offsets below 0, beyond the tensor and below the one before them: a case of three ragged sequences without spare rows
-// whose second has neither queries nor keys.
+// whose second has no keys.
 ::testing::AssertionResult clamps_offsets(TestDevice& device, const PrefillCase& test);
 
 // Entries of the table that are no page, within the length of a sequence: the others keep their bits.

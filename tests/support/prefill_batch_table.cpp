@@ -270,11 +270,13 @@ void add_head_dims(BatchTable& table) {
     PrefillCase test{.name = fmt::format("J_dims_{}_{}", d_qk, d_v),
                      .n = {.b = 2, .s_q = 70, .s_kv = 300, .h_q = 4, .h_kv = 2, .d_qk = d_qk, .d_v = d_v},
                      .causal = true};
+    // The error of a head is that of its elements: of few channels it takes more rows for the bound to hold.
+    if (d_v < 32) test.n.s_q = 280;
     for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2], kKinds[3]}) table.add(test, kind);
     test.name += "_uneven";
     test.batch = {.ragged_q = true,
                   .keys = d_qk % 32 == 0 ? KeyForm::kRagged : KeyForm::kPaged,
-                  .q_lengths = {70, 20},
+                  .q_lengths = {test.n.s_q, test.n.s_q * 2 / 7},
                   .kv_lengths = {300, 65},
                   .page_size = 48};
     for (const Kind& kind : {kKinds[0], kKinds[2]}) table.add(test, kind);

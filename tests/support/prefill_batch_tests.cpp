@@ -113,7 +113,7 @@ void add_addressing(Registrar& registrar, const PrefillCase& kind) {
     if (kind.v_layout == VLayout::kPacked) continue;
     const BatchForm ragged{.ragged_q = true,
                            .keys = KeyForm::kRagged,
-                           .q_lengths = {40, 0, 30},
+                           .q_lengths = {40, 5, 30},
                            .kv_lengths = {190, 0, 97},
                            .int64 = int64,
                            .spare_rows = false};

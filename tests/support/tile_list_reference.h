@@ -15,8 +15,8 @@ inline std::vector<cuda::TileEntry> reference_tile_list(const cuda::UnevenTiles&
   std::vector<Group> groups;
   for (int sequence = 0; sequence < tiles.batch.sequences; ++sequence) {
     const Mask mask = tiles.mask(sequence);
-    for (int first = tiles.tiles(mask) - 1; first >= 0; first -= tiles.group) {
-      groups.push_back({sequence, first, std::min(first + 1, tiles.group), tiles.steps(mask, first)});
+    for (int first = tiles.tiles(mask) - 1; first >= 0; first -= tiles.group()) {
+      groups.push_back({sequence, first, std::min(first + 1, tiles.group()), tiles.steps(mask, first)});
     }
   }
   std::ranges::stable_sort(groups, {}, [](const Group& group) { return cuda::UnevenTiles::cost_class(group.steps); });

@@ -8,14 +8,17 @@
 
 #include "cuda/launch/check.h"
 #include "cuda/sm90/merge/merge.h"
+#include "cuda/sm90/ptx/half2.h"
 #include "cuda/sm90/quantize/elements.h"
+#include "cuda/sm90/quantize/launch.h"
 #include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kAtOnce = 4;  // parts whose rows are under way together
+constexpr int kThreads = 256, kBlocksPerMultiprocessor = 4;
+constexpr int kAtOnce = 2;   // parts whose rows are under way together
+constexpr int kVectors = 2;  // of a row that a lane has at a time
 
 // Strides in elements; dims: batch, token, head.
 struct RowStrides {
@@ -32,7 +35,7 @@ struct MergeParams {
   void* out;
   float* lse;  // null: not wanted
   DType out_dtype;
-  bool base_2;
+  float octaves;  // in one of the lses' base
   int parts, tokens, heads, channels;
   // A block merges rows of neighbouring tokens, whose lses are neighbours in memory, and of neighbouring heads.
   int lanes_log2, block_tokens_log2;  // lanes of a row; tokens of a block
@@ -43,7 +46,9 @@ struct MergeParams {
 class RowWeights {
  public:
   __device__ RowWeights(const MergeParams& params, const float* lse_of_part) : params_(params), lse_(lse_of_part) {
+#pragma unroll 4
     for (int part = 0; part < params.parts; ++part) top_ = fmaxf(top_, lse(part));
+#pragma unroll 2
     for (int part = 0; part < params.parts; ++part) sum_ += unscaled(part);
     inverse_ = 1.0f / sum_;
   }
@@ -54,17 +59,13 @@ class RowWeights {
     return value == 0.0f ? 0.0f : value * inverse_;
   }
   __device__ bool nothing() const { return sum_ == 0.0f; }
-  __device__ float log_sum() const {
-    if (nothing()) return -INFINITY;
-    return top_ + (params_.base_2 ? log2f(sum_) : logf(sum_));
-  }
+  __device__ float log_sum() const { return nothing() ? -INFINITY : top_ + log2f(sum_) / params_.octaves; }
 
  private:
   __device__ float lse(int part) const { return __ldg(lse_ + part * params_.lses_part); }
   __device__ float unscaled(int part) const {
     const float value = lse(part);
-    if (value == -INFINITY) return 0.0f;
-    return params_.base_2 ? exp2f(value - top_) : expf(value - top_);
+    return value == -INFINITY ? 0.0f : ptx::exp2_float((value - top_) * params_.octaves);
   }
 
   const MergeParams& params_;
@@ -72,85 +73,78 @@ class RowWeights {
   float top_ = -INFINITY, sum_ = 0.0f, inverse_;
 };
 
-// The first `count` of the elements at `source`; one access where all of them exist.
-template <class Access>
-__device__ typename Access::Values load_some(const typename Access::Storage* source, int count) {
-  typename Access::Values values;
-  if (count >= Access::kCount) {
-    values.load_last(source);
-    return values;
+__device__ std::uint32_t pair_of(float low, float high, DType dtype) {
+  if (dtype == DType::kBF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
+           static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
   }
-  constexpr int kPerRegister = 4 / sizeof(typename Access::Storage);
-#pragma unroll
-  for (int i = 0; i < Access::kCount; ++i) {
-    if (i >= count) continue;
-    Vector<sizeof(typename Access::Storage), 1> element;
-    element.load(source + i);
-    values.registers[i / kPerRegister] |= element.registers[0] << (i % kPerRegister * (32 / kPerRegister));
-  }
-  return values;
+  const __half2 pair = __floats2half2_rn(low, high);
+  return static_cast<std::uint32_t>(__half_as_ushort(pair.x)) | static_cast<std::uint32_t>(__half_as_ushort(pair.y))
+                                                                    << 16;
 }
 
-__device__ std::uint32_t bits_of(float value, DType dtype) {
-  if (dtype == DType::kBF16) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
-  return __half_as_ushort(__float2half_rn(value));
-}
-
-// The first `count` of kCount values; neighbours of a row that begins at a multiple of 16 bytes.
+// Neighbours of a row that begins at a multiple of 16 bytes, from channel `first` on.
 template <int kCount>
-__device__ void store_some(const float (&values)[kCount], DType dtype, void* row, int first, int count) {
+__device__ void store(const float (&values)[kCount], DType dtype, void* row, int first) {
   if (dtype == DType::kF32) {
     float* target = static_cast<float*>(row) + first;
-    if (count >= kCount) {
+    if constexpr (kCount == 1) {
+      *target = values[0];
+    } else {
 #pragma unroll
       for (int i = 0; i < kCount; i += 4) {
         *reinterpret_cast<float4*>(target + i) = make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
       }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i < count) target[i] = values[i];
     }
     return;
   }
-  auto* target = static_cast<std::uint16_t*>(row) + first;
   Vector<2, kCount> packed;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) packed.registers[i / 2] |= bits_of(values[i], dtype) << (i % 2 * 16);
-  if (count >= kCount) return packed.store(target);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    if (i < count) target[i] = static_cast<std::uint16_t>(packed.bits(i));
+  for (int i = 0; i < kCount; i += 2) {
+    packed.registers[i / 2] = pair_of(values[i], i + 1 < kCount ? values[i + 1] : 0.0f, dtype);
   }
+  packed.store(static_cast<std::uint16_t*>(row) + first);
 }
 
-// One vector of channels of a row, of all parts. Adding to -0 leaves the sign of a zero as it is.
+// kVectors vectors of kAtOnce parts of a row.
 template <class Access>
-__device__ void merge_vector(const MergeParams& params, const RowWeights& weights,
-                             const typename Access::Storage* source, int count, float (&sum)[Access::kCount]) {
+struct PartsOfRow {
+  typename Access::Values values[kAtOnce][kVectors];
+
+  // Parts from `part` on and channels from `first` on, one vector `step` channels behind the other.
+  __device__ void load(const MergeParams& params, const typename Access::Storage* row, int part, int first, int step) {
 #pragma unroll
-  for (float& value : sum) value = weights.nothing() ? 0.0f : -0.0f;
-  for (int first = 0; first < params.parts; first += kAtOnce) {
-    typename Access::Values values[kAtOnce];
-    float weight[kAtOnce];
+    for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      weight[i] = first + i < params.parts && !weights.nothing() ? weights.weight(first + i) : 0.0f;
-      // A part without keys may hold anything.
-      if (weight[i] != 0.0f) values[i] = load_some<Access>(source + (first + i) * params.outs_part, count);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (weight[i] == 0.0f) continue;
-#pragma unroll
-      for (int c = 0; c < Access::kCount; ++c) sum[c] = fmaf(weight[i], Access::real(values[i], c), sum[c]);
+      for (int v = 0; v < kVectors; ++v) {
+        const int channel = first + v * step;
+        if (part + p < params.parts && channel < params.channels) {
+          values[p][v].load_last(row + (part + p) * params.outs_part + channel);
+        }
+      }
     }
   }
-}
+
+  // A part without keys may hold anything, and is left out.
+  __device__ void add(const MergeParams& params, const RowWeights& weights, int part,
+                      float (&sum)[kVectors][Access::kCount]) const {
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p) {
+      const float weight = part + p < params.parts ? weights.weight(part + p) : 0.0f;
+      if (weight == 0.0f) continue;
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int c = 0; c < Access::kCount; ++c) sum[v][c] = fmaf(weight, Access::real(values[p][v], c), sum[v][c]);
+      }
+    }
+  }
+};
 
 template <class Access>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams params) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    merge_kernel(const __grid_constant__ MergeParams params) {
   const int lane = threadIdx.x & ((1 << params.lanes_log2) - 1), row = threadIdx.x >> params.lanes_log2;
   const int blocks = static_cast<int>(blockIdx.x), over_heads = params.head_blocks.divide(blocks);
   const int batch = params.token_blocks.divide(over_heads);
@@ -161,18 +155,35 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   const int head = head_block * block_heads + (row >> params.block_tokens_log2);
   if (token >= params.tokens || head >= params.heads) return;
 
+  const auto* source =
+      static_cast<const typename Access::Storage*>(params.outs) + params.outs_row.offset(batch, token, head);
+  const int step = Access::kCount << params.lanes_log2;
+  // The first rows are on their way while the weights are worked out.
+  PartsOfRow<Access> parts;
+  parts.load(params, source, 0, lane * Access::kCount, step);
   const RowWeights weights(params, params.lses + params.lses_row.offset(batch, token, head));
   if (params.lse != nullptr && lane == 0) {
     params.lse[params.lse_row.offset(batch, token, head)] = weights.log_sum();
   }
-  const auto* source =
-      static_cast<const typename Access::Storage*>(params.outs) + params.outs_row.offset(batch, token, head);
   const std::int64_t element = params.out_dtype == DType::kF32 ? 4 : 2;
   auto* target = static_cast<std::uint8_t*>(params.out) + params.out_row.offset(batch, token, head) * element;
-  for (int first = lane * Access::kCount; first < params.channels; first += Access::kCount << params.lanes_log2) {
-    float sum[Access::kCount];
-    merge_vector<Access>(params, weights, source + first, params.channels - first, sum);
-    store_some(sum, params.out_dtype, target, first, params.channels - first);
+  for (int first = lane * Access::kCount; first < params.channels; first += kVectors * step) {
+    float sum[kVectors][Access::kCount];
+#pragma unroll
+    for (auto& vector : sum) {
+#pragma unroll
+      for (float& value : vector) value = weights.nothing() ? 0.0f : -0.0f;  // -0 leaves the sign of a zero as it is
+    }
+#pragma unroll 1
+    for (int part = 0; part < params.parts; part += kAtOnce) {
+      if (part > 0 || first > step) parts.load(params, source, part, first, step);
+      parts.add(params, weights, part, sum);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int channel = first + v * step;
+      if (channel < params.channels) store(sum[v], params.out_dtype, target, channel);
+    }
   }
 }
 
@@ -186,8 +197,9 @@ RowStrides lse_strides(const TensorView& view, int batch) {
 
 template <class Access>
 void launch(MergeParams params, std::int64_t batches, Stream stream) {
-  const auto vectors = static_cast<unsigned>((params.channels + Access::kCount - 1) / Access::kCount);
-  const unsigned lanes = std::min(32u, std::bit_ceil(vectors)), block_tokens = params.tokens < 8 ? 1 : 8;
+  const auto vectors = static_cast<unsigned>(params.channels / Access::kCount);
+  const unsigned lanes = std::min(32u, std::bit_ceil((vectors + kVectors - 1) / kVectors));
+  const unsigned block_tokens = params.tokens < 8 ? 1 : 8;
   const int block_heads = static_cast<int>(kThreads / lanes / block_tokens);
   params.lanes_log2 = std::countr_zero(lanes);
   params.block_tokens_log2 = std::countr_zero(block_tokens);
@@ -216,16 +228,13 @@ void merge_attention(const MergeAttentionProblem& problem, Stream stream) {
                      .out = out.data,
                      .lse = lse ? static_cast<float*>(lse->data) : nullptr,
                      .out_dtype = out.dtype,
-                     .base_2 = lse_base == LseBase::k2,
+                     .octaves = lse_base == LseBase::k2 ? 1.0f : 1.44269504f,
                      .parts = static_cast<int>(outs.shape[0]),
                      .tokens = static_cast<int>(out.shape[1]),
                      .heads = static_cast<int>(out.shape[2]),
                      .channels = static_cast<int>(out.shape[3])};
-  switch (outs.dtype) {
-    case DType::kBF16: return launch<Access<Bf16, 8>>(params, out.shape[0], stream);
-    case DType::kFP16: return launch<Access<Fp16, 8>>(params, out.shape[0], stream);
-    default: return launch<Access<Float32, 4>>(params, out.shape[0], stream);
-  }
+  const bool vectors = params.channels * size_of(outs.dtype) % 16 == 0;
+  with_access(outs.dtype, vectors, [&]<class Access>(Access) { launch<Access>(params, out.shape[0], stream); });
 }
 
 }  // namespace fp8attn::cuda

@@ -43,7 +43,7 @@ class Consumer {
         receive(scores);
         const bool last = unscored_ == 0;
         const bool more = !last || enter();
-        step(scores, more || plan_back(1).skipped > 0);
+        step(scores, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
         if (last) {
           finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
           if (!more) break;
@@ -70,10 +70,11 @@ class Consumer {
   // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
   // them. `come`: whether more stages do, even if only other warpgroups need them.
   __device__ __forceinline__ void step(Scores& scores, bool come) {
-    if (kBlocks == 1 || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
-    if (kBlocks == 2 || blocks_ == 1) return step_of<1>(scores, come);
-    if (kBlocks == 3 || blocks_ == 2) return step_of<2>(scores, come);
-    step_of<3>(scores, come);
+    constexpr int kGrain = Traits::kGrain;
+    if (kBlocks == kGrain || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
+    if (kBlocks == 2 * kGrain || blocks_ == kGrain) return step_of<kGrain>(scores, come);
+    if (kBlocks == 3 * kGrain || blocks_ == 2 * kGrain) return step_of<2 * kGrain>(scores, come);
+    step_of<3 * kGrain>(scores, come);
   }
 
   template <int kCount>
@@ -165,15 +166,18 @@ class Consumer {
     softmax_.prepare(scores, rescale_);
   }
 
+  __device__ bool has_softcap() const { return !Traits::kIsPlain && params_.softcap_factor != 0.0f; }
+  __device__ bool has_sink() const { return !Traits::kIsPlain && params_.sink.data != nullptr; }
+
   // Softcap and mask.
   __device__ __forceinline__ void change(Scores& scores) {
-    if (params_.softcap_factor != 0.0f) cap(scores);
+    if (has_softcap()) cap(scores);
     if (plan_back(1).masks(unscored_)) mask(scores);
   }
 
   __device__ __forceinline__ void mask(Scores& scores) {
     const Plan& tile = tile_back(1);
-    const Mask mask{tile.query_length, tile.key_length, params_.causal, params_.window_left};
+    const Mask mask{tile.query_length, tile.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
     const int row = first_row(tile), first_key = (plan_back(1).first_step + unscored_) * Traits::kStepN;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -252,7 +256,7 @@ class Consumer {
       // The scores carry the sign (adjust_scores()).
       multiplier_[0] = multiplier_[1] = multiplier_[0] == 0.0f ? 1.0f : fabsf(multiplier_[0]);
     }
-    if (params_.softcap_factor != 0.0f) set_cap_factors(multiplier_);
+    if (has_softcap()) set_cap_factors(multiplier_);
     for (int i = plan_back(1).skipped; i > 0; --i) skip_stage(shared_.key_ring, key_);
     return true;
   }
@@ -260,7 +264,7 @@ class Consumer {
   // The state of the tile that has been entered, when the tile before it is finished.
   __device__ __forceinline__ void begin() {
     const WarpgroupPlan& plan = plan_back(1);
-    plain_ = params_.changes_all ? 0 : plan.seen_end;
+    plain_ = !Traits::kIsPlain && params_.changes_all ? 0 : plan.seen_end;
     unscored_ = plan.steps;
     blocks_ = plan.last_blocks;
     for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
@@ -289,7 +293,7 @@ class Consumer {
     float sum[2], denominator[2], factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
-    if (params_.lse != nullptr || params_.sink.data != nullptr) finish_sums(tile, sum, denominator);
+    if (params_.lse != nullptr || has_sink()) finish_sums(tile, sum, denominator);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       factor[i] = sum[i] == 0.0f ? 0.0f : ptx::reciprocal(denominator[i]);  // 0: the row sees no key
@@ -314,11 +318,11 @@ class Consumer {
   __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
     constexpr float kLog2E = 1.44269504088896f;
     float multiplier[2] = {0.0f, 0.0f};  // with a softcap: what the softmax has
-    if (params_.softcap_factor == 0.0f) load_multipliers(tile, multiplier);
+    if (!has_softcap()) load_multipliers(tile, multiplier);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool empty = sum[i] == 0.0f;
-      if (params_.sink.data != nullptr && !empty) {
+      if (has_sink() && !empty) {
         // Relative to what one unit of the sum is worth.
         const float unit = softmax_.log2_sum(i, 1.0f, multiplier[i]);
         denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);

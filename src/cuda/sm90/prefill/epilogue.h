@@ -109,6 +109,7 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
                                              const PrefillParams& params, const typename Traits::Plan& plan, int rows,
                                              const float (&value)[kRegisters], float (&factor)[2],
                                              const ConsumerThread& thread) {
+  if constexpr (Traits::kIsPlain) return store_by_tma<Traits>(shared, maps, params, plan, value, factor, thread);
   switch (params.out_dtype) {
     case DType::kF32: return store_directly<Traits, float2, make_float2>(params, plan, value, factor, thread);
     case DType::kE4M3: {

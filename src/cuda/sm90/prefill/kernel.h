@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
     if (warp == 0) Loader<Traits>(shared, maps, params).run();
     if (warp == 1 && lane == 0) Announcer<Traits>(shared, maps, params).run();
-    if (warp == 2 && params.clears_values) ValueCleaner<Traits>(shared).run();
-    if (warp == 3 && params.batch.ragged_queries()) QueryCleaner<Traits>(shared).run();
+    if (!Traits::kIsPlain && warp == 2 && params.clears_values) ValueCleaner<Traits>(shared).run();
+    if (!Traits::kIsPlain && warp == 3 && params.batch.ragged_queries()) QueryCleaner<Traits>(shared).run();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
     Consumer<Traits>(shared, maps, params, {warp}).run();

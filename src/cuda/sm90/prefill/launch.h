@@ -38,24 +38,21 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
   return maps;
 }
 
-template <class Traits>
-void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared, Stream stream) {
-  if (problem.out.count() == 0) return;
-  const int device = problem.q.device.index;
-  const DeviceGuard guard(device, "prefill");
+// Whether the kernel without code for the rest will do.
+inline bool is_plain(const PrefillProblem& problem, const PrefillParams& params) {
+  return !params.batch.uneven() && params.keys == Placement::kEntries && params.values == Placement::kEntries &&
+         !params.changes_all && params.sink.data == nullptr && is_16bit(problem.out.dtype);
+}
 
-  PrefillParams params{};
-  set_batch(params, problem, prepared);
-  set_tensors(params, problem);
+template <class Traits>
+void launch_kernel(const PrefillProblem& problem, PrefillParams& params, Stream stream) {
   const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]), sequences = params.batch.sequences;
   const int query_tiles = (params.batch.query_capacity + Traits::kTileM - 1) / Traits::kTileM;
   const std::int64_t pairs = std::int64_t{sequences} * heads;
-  params.list = prepared.tiles;
   const bool listed = params.list.entries != nullptr;
   const std::int64_t tiles = listed ? std::int64_t{params.list.capacity} * heads : query_tiles * pairs;
-  const int grid = static_cast<int>(std::min<std::int64_t>(tiles, multiprocessor_count(device)));
+  const int grid = static_cast<int>(std::min<std::int64_t>(tiles, multiprocessor_count(problem.q.device.index)));
   if (!listed) params.order = TileOrder(query_tiles, heads, static_cast<int>(pairs), problem.causal, grid);
-  params.queries_per_kv = Divisor(heads / static_cast<int>(problem.k.shape[problem.k.rank - 2]));
 
   const auto kernel = prefill_kernel<Traits>;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -75,6 +72,24 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
   config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, tensor_maps<Traits>(problem, params), params), "prefill",
         "cudaLaunchKernelEx");
+}
+
+template <class Traits>
+void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared, Stream stream) {
+  if (problem.out.count() == 0) return;
+  const DeviceGuard guard(problem.q.device.index, "prefill");
+
+  PrefillParams params{};
+  set_batch(params, problem, prepared);
+  set_tensors(params, problem);
+  params.list = prepared.tiles;
+  const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]);
+  params.queries_per_kv = Divisor(heads / static_cast<int>(problem.k.shape[problem.k.rank - 2]));
+  if (is_plain(problem, params)) {
+    launch_kernel<typename Traits::Plain>(problem, params, stream);
+  } else {
+    launch_kernel<Traits>(problem, params, stream);
+  }
 }
 
 }  // namespace fp8attn::cuda

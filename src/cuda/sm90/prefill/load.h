@@ -42,7 +42,7 @@ class Announcer {
       : shared_(shared), maps_(maps), params_(params) {}
 
   __device__ void run() {
-    StaticSchedule schedule(params_.order, params_.list);
+    StaticSchedule schedule(params_.order, Traits::kIsPlain ? nullptr : &params_.list);
     for (;; position_.advance()) {
       if constexpr (!kPlansAhead) wait_for_stage();
       TileCoordinates tile;
@@ -56,7 +56,7 @@ class Announcer {
     shared_.tile[slot()].plan_end(previous());
     arrive_barrier(&shared_.announced[slot()]);
     for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
-    if (params_.batch.ragged_queries()) shared_.query_orders.end();
+    if (ragged_queries()) shared_.query_orders.end();
   }
 
  private:
@@ -70,14 +70,22 @@ class Announcer {
     place_tile(tile, shared_.tile[slot()]);
     // In two parts, the second of which reads back what the first has written: there are 24 registers.
     Plan& plan = shared_.tile[ptx::launder(slot())];
-    const Mask mask{plan.query_length, plan.key_length, params_.causal, params_.window_left};
-    plan.template plan_steps<Traits::kBlocksPerStep>(mask, params_.batch.ragged_queries(), previous());
+    const Mask mask{plan.query_length, plan.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
+    plan.template plan_steps<Traits::kBlocksPerStep>(mask, ragged_queries(), previous());
+    if constexpr (Traits::kIsPlain) plan.template lengthen_last_steps<Traits::kGrain>();
   }
 
   __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {
     plan.sequence = tile.batch;
     plan.head = tile.head;
     plan.row = tile.query_tile * Traits::kTileM;
+    if constexpr (Traits::kIsPlain) {
+      plan.query_start = 0;
+      plan.query_length = params_.batch.query_capacity;
+      plan.key_length = params_.batch.key_capacity;
+      plan.key_start = plan.value_start = plan.key_length == 0 ? -Traits::kBlockN : 0;
+      return;
+    }
     const Extent queries = params_.batch.queries(tile.batch);
     plan.query_start = queries.start;
     plan.query_length = queries.length;
@@ -102,7 +110,9 @@ class Announcer {
   // The rows of all consumers. Where some are another sequence's, a warp clears them before the consumer may read.
   __device__ void load_queries(const Plan& plan) {
     int cleared = 0;
-    for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
+    if (ragged_queries()) {
+      for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
+    }
     uint64_t* order = nullptr;
     if (cleared > 0) {
       order = shared_.query_orders.add(slot());
@@ -110,7 +120,7 @@ class Announcer {
     }
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
       uint64_t* full = order;
-      if (plan.warpgroup[consumer].rows == Traits::kWarpgroupM) {
+      if (!ragged_queries() || plan.warpgroup[consumer].rows == Traits::kWarpgroupM) {
         full = &shared_.query_ring[consumer].full[position_.stage()];
         expect_bytes(full, Traits::QueryTile::kBytes);
       }
@@ -129,6 +139,8 @@ class Announcer {
                params_.query_entry(plan.sequence));
     }
   }
+
+  __device__ bool ragged_queries() const { return !Traits::kIsPlain && params_.batch.ragged_queries(); }
 
   // A sequence without keys has one block anyway, all of it hidden: from before the tensor, which reads as 0.
   __device__ static int start_of(Placement placement, const Extent& keys, int aligned_start) {
@@ -167,7 +179,7 @@ class Loader {
         load_values(plan, head, blocks, last);
       }
     }
-    if (params_.clears_values && lane_ == 0) shared_.value_orders.end();
+    if (clears_values() && lane_ == 0) shared_.value_orders.end();
   }
 
  private:
@@ -180,10 +192,12 @@ class Loader {
     Place page;
   };
 
+  __device__ bool clears_values() const { return !Traits::kIsPlain && params_.clears_values; }
+
   __device__ Blocks find(const Plan& plan, int step, int count) const {
     const int first = (plan.first_step + step) * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
-    if (params_.keys != Placement::kPages) return blocks;
+    if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
     const int token = first * Traits::kBlockN + lane_ * params_.box_rows;
     const int index = params_.page_size.divide(token);
     blocks.page.row = token - index * params_.page_size.divisor();
@@ -196,14 +210,14 @@ class Loader {
   // Calls load(row of the tile, rows, place) in the first lane for every box.
   template <class Load>
   __device__ void for_each_box(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
-    if (placement == Placement::kPages) {
+    if (!Traits::kIsPlain && placement == Placement::kPages) {
       for (int row = 0, box = 0; row < blocks.count * Traits::kBlockN; row += params_.box_rows, ++box) {
         const Place place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box),
                              __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
         if (lane_ == 0) load(row, place);
       }
     } else if (lane_ == 0) {
-      const int entry = placement == Placement::kEntries ? sequence : 0;
+      const int entry = Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0;
       for (int row = 0; row < blocks.count * Traits::kBlockN; row += Traits::kBlockN) {
         load(row, Place{start + blocks.first * Traits::kBlockN + row, entry});
       }
@@ -225,7 +239,7 @@ class Loader {
     auto& ring = shared_.value_ring;
     wait_barrier(&ring.empty[value_.stage()], value_.parity() ^ 1);
     uint64_t* full = &ring.full[value_.stage()];
-    if (lane_ == 0 && last && params_.clears_values && plan.last_tokens < Traits::kBlockN) {
+    if (lane_ == 0 && last && clears_values() && plan.last_tokens < Traits::kBlockN) {
       const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count - 1, plan.last_tokens};
       full = shared_.value_orders.add(order.packed());
     }

@@ -16,7 +16,7 @@ namespace fp8attn::cuda {
 template <class Traits>
 struct MathE4M3 {
   using Score = uint32_t;  // two halves
-  using Softmax = SoftmaxHalf<typename FormOf<Traits::kPMode, Traits::kHeadDimQk>::Type>;
+  using Softmax = SoftmaxHalf<typename FormOf<Traits::kPMode>::Type>;
   static constexpr int kParts = Traits::kStepN / 128;
   static constexpr int kScoreRegisters = 32;
   static constexpr int kProductsPerBlock = Traits::kBlockN / 32;  // of P V

@@ -141,8 +141,8 @@ void run(const Preparation& preparation, Stream stream) {
   if (preparation.tiles) {
     UnevenTiles tiles = *preparation.tiles;
     const TileList& list = preparation.prepared.tiles;
-    tiles.group = UnevenTiles::group_for(std::int64_t{list.capacity} * list.heads.divisor(),
-                                         multiprocessor_count(preparation.problem.q.device.index));
+    tiles.group_log2 = UnevenTiles::group_log2_for(std::int64_t{list.capacity} * list.heads.divisor(),
+                                                   multiprocessor_count(preparation.problem.q.device.index));
     plan_tiles(tiles, list, stream);
   }
   if (preparation.keys) gather_pages(batch, *preparation.keys, preparation.values.value_or(GatheredRows{}), stream);

@@ -31,24 +31,33 @@ struct ElementFP16 {
   __device__ static uint32_t pack(float low, float high) { return ptx::half2_from_floats(low, high); }
 };
 
-// The form of P of a mode. Which one is fastest as the default depends on how many products a probability costs.
-template <PMode kMode, int kHeadDim>
+// The form of P of a mode.
+template <PMode kMode>
 struct FormOf {
-  using Type = std::conditional_t<kHeadDim == 64, QuadraticProbability, MixedProbability>;
+  using Type = DefaultProbability;
 };
-template <int kHeadDim>
-struct FormOf<PMode::kExact, kHeadDim> {
+template <>
+struct FormOf<PMode::kExact> {
   using Type = ExactProbability;
 };
-template <int kHeadDim>
-struct FormOf<PMode::kFast, kHeadDim> {
+template <>
+struct FormOf<PMode::kFast> {
   using Type = LinearProbability;
 };
 
 // 8-bit wgmma reads V only with contiguous tokens: e4m3 kernels take it packed. A row-major one is packed before the
 // kernel (variants.cpp).
-template <class Element_, int kHeadDimQk_, int kHeadDimV_, PMode kPMode_ = PMode::kDefault>
+//
+// Two kernels of each: one does everything; the other has no code for uneven batches, windows, softcap, sinks and
+// output other than 16 bits, since all that a tile runs through has to fit the 32 KB of instruction cache.
+enum class Batches : uint8_t { kPlain, kAny };
+
+template <class Element_, int kHeadDimQk_, int kHeadDimV_, PMode kPMode_ = PMode::kDefault,
+          Batches kBatches_ = Batches::kAny>
 struct PrefillTraits {
+  using Plain = PrefillTraits<Element_, kHeadDimQk_, kHeadDimV_, kPMode_, Batches::kPlain>;
+  static constexpr bool kIsPlain = kBatches_ == Batches::kPlain;
+
   using Element = Element_;
   static constexpr int kHeadDimQk = kHeadDimQk_, kHeadDimV = kHeadDimV_;
   static constexpr PMode kPMode = kPMode_;
@@ -59,14 +68,18 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
+  // Blocks that a short step has a multiple of. Each length is code of its own: so the plain kernel has two lengths. In
+  // the other what lies behind a sequence must not be read.
+  static constexpr int kGrain = kIsPlain ? (kBlocksPerStep + 1) / 2 : 1;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 240;
-  // Where P is cheap to make, the tensor core is the bound: the scores of the next step are then queued behind P V. The
-  // registers for that come from the query, which is read from shared memory.
-  static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192 || (kHeadDimQk == 128 && kPMode == PMode::kFast);
+  // Where the tensor core is the bound, the scores of the next step are queued behind P V. The registers for that come
+  // from the query, which is read from shared memory. (The fast form at d = 128 gains 6% at length from it in some
+  // builds and loses 10% in others.)
+  static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192;
   static constexpr bool kQueryInRegisters = kShape.query_in_registers && !kOverlaps;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.

@@ -31,6 +31,7 @@ struct GatherParams {
   BatchView batch;
   Divisor page_size;
   GatherOperand operand[2];  // parts of a piece: those of the first, then those of the second
+  int team;                  // of blocks, see SequenceWalk
 };
 
 // position: of the piece's first token in the output.
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
   const int first_parts = params.operand[0].parts;
-  Walk walk(params.batch, first_parts + params.operand[1].parts, walk_shared);
+  Walk walk(params.batch, first_parts + params.operand[1].parts, params.team, walk_shared);
   for (SequencePiece piece; walk.next(piece);) {
     const bool second = piece.part >= first_parts;
     const GatherOperand& operand = params.operand[second ? 1 : 0];
@@ -102,11 +103,12 @@ GatherOperand operand_of(const GatheredRows& gathered) {
 }  // namespace
 
 void gather_pages(const BatchView& batch, const GatheredRows& k, const GatheredRows& v, Stream stream) {
-  const GatherParams params{
-      .batch = batch, .page_size = Divisor(batch.page_size), .operand = {operand_of(k), operand_of(v)}};
-  const std::int64_t pieces = batch.aligned_positions() / kTokens * (params.operand[0].parts + params.operand[1].parts);
-  const std::int64_t most = kBlocksPerMultiprocessor * multiprocessor_count(k.pages.device.index);
-  launch_blocks(gather_pages_kernel, Grid{std::min(pieces, most), kThreads}, Start::kEarly, stream, params);
+  GatherParams params{
+      .batch = batch, .page_size = Divisor(batch.page_size), .operand = {operand_of(k), operand_of(v)}, .team = 0};
+  const WalkGrid grid(batch, kTokens, params.operand[0].parts + params.operand[1].parts,
+                      kBlocksPerMultiprocessor * multiprocessor_count(k.pages.device.index));
+  params.team = grid.team;
+  launch_blocks(gather_pages_kernel, Grid{grid.blocks, kThreads}, Start::kEarly, stream, params);
 }
 
 }  // namespace fp8attn::cuda

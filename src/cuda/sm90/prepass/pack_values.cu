@@ -22,6 +22,23 @@ struct PackParams {
   std::uint8_t* output;
   std::int64_t positions;  // of a channel
   int heads, channels, channel_tiles;
+  int team;  // of blocks, see SequenceWalk
+};
+
+// Some channels of a head of a piece.
+struct PackTile {
+  int head, channel;      // the first channel
+  int positions;          // to be written
+  std::int64_t line;      // of the output, for the first channel
+  std::int64_t position;  // in it
+
+  __device__ PackTile(const PackParams& params, const SequencePiece& piece, int channels)
+      : head(piece.part / params.channel_tiles), channel((piece.part - head * params.channel_tiles) * channels) {
+    constexpr int kAlignment = BatchView::kAlignment;
+    positions = (piece.length - piece.token + kAlignment - 1) / kAlignment * kAlignment;
+    line = static_cast<std::int64_t>(head) * params.channels + channel;
+    position = params.batch.aligned_start(piece.sequence) + std::int64_t{piece.token};
+  }
 };
 
 // The rows of dense and ragged values.
@@ -34,7 +51,7 @@ class RowsInOrder {
 
   __device__ void find(const SequencePiece& piece) { piece_ = piece; }
 
-  // Whole block: all threads have found theirs, and have done with the tile before.
+  // Whole block: a barrier, and the rows that have been found, from an offset on.
   __device__ StridedRows<std::uint8_t> meet(std::int64_t offset) const {
     __syncthreads();
     const std::int64_t first = params_.batch.keys(piece_.sequence).start + std::int64_t{piece_.token};
@@ -83,46 +100,57 @@ class RowsInPages {
 template <class Shape, template <class> class Rows>
 __global__ void __launch_bounds__(kPackThreads, kBlocksPerMultiprocessor)
     pack_values_kernel(const __grid_constant__ PackParams params) {
+  static_assert(Shape::kLaneVectors * Shape::kCount == Shape::kChannels, "a lane has one vector of a tile's channels");
   using Walk = SequenceWalk<Shape::kTokens, kPackThreads>;
   __shared__ __align__(16) std::uint32_t tile_words[Shape::kChannels * Shape::kWords];
   __shared__ typename Walk::Shared walk_shared;
   __shared__ typename Rows<Shape>::Shared rows_shared;
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
-  Walk walk(params.batch, params.heads * params.channel_tiles, walk_shared);
+  Walk walk(params.batch, params.heads * params.channel_tiles, params.team, walk_shared);
   Rows<Shape> rows(params, rows_shared);
+  const int lane_channel = Shape::vector() * Shape::kCount;
+  LaneQuads<Shape> lane;
+  // Behind a barrier: what is on its way to be stored below.
+  const auto load = [&](const PackTile& tile) {
+    const auto source = rows.meet(tile.head * params.strides.head + tile.channel);
+    if (tile.channel + lane_channel < params.channels) lane.load(source, lane_channel);
+  };
   SequencePiece piece;
-  bool more = walk.next(piece);
-  if (more) rows.find(piece);
-  while (more) {
-    const int head = piece.part / params.channel_tiles;
-    const int channel = (piece.part - head * params.channel_tiles) * Shape::kChannels;
-    const auto source = rows.meet(head * params.strides.head + channel);
-    fill_tile<Shape>(source, params.channels - channel, tile_words,
-                     [](const auto& quad, int, int, auto& words) { quad.move(words); });
-    const std::int64_t line = static_cast<std::int64_t>(head) * params.channels + channel;
-    const std::int64_t start = params.batch.aligned_start(piece.sequence) + std::int64_t{piece.token};
-    constexpr int kAlignment = BatchView::kAlignment;
-    const int positions = (piece.length - piece.token + kAlignment - 1) / kAlignment * kAlignment;
-    __syncthreads();
-    // The next rows are looked up while these are written.
+  if (!walk.next(piece)) return;
+  rows.find(piece);
+  load(PackTile(params, piece, Shape::kChannels));
+  for (bool more = true; more;) {
+    const PackTile tile(params, piece, Shape::kChannels);
     more = walk.next(piece);
     if (more) rows.find(piece);
-    write_tile<Shape>(tile_words, params.output + line * params.positions + start, params.positions,
-                      params.channels - channel, positions, true);
+#pragma unroll
+    for (int g = 0; g < Shape::kGroupsPerWarp; ++g) {
+      std::uint32_t words[Shape::kCount];
+      lane.quads[g].move(words);
+      store_words<Shape>(words, lane_channel, g, tile_words);
+    }
+    // The next rows are under way while these are written.
+    if (more) {
+      load(PackTile(params, piece, Shape::kChannels));
+    } else {
+      __syncthreads();
+    }
+    write_tile<Shape>(tile_words, params.output + tile.line * params.positions + tile.position, params.positions,
+                      params.channels - tile.channel, tile.positions, true);
+    __syncthreads();
   }
 }
 
 template <class Shape>
 void launch(PackParams& params, int device, Stream stream) {
   params.channel_tiles = (params.channels + Shape::kChannels - 1) / Shape::kChannels;
-  // As many pieces as there can be, if that is less.
-  const std::int64_t pieces =
-      (params.positions / Shape::kTokens + params.batch.sequences) * params.heads * params.channel_tiles;
-  const std::int64_t blocks = std::min<std::int64_t>(pieces, kBlocksPerMultiprocessor * multiprocessor_count(device));
+  const WalkGrid grid(params.batch, Shape::kTokens, params.heads * params.channel_tiles,
+                      kBlocksPerMultiprocessor * multiprocessor_count(device));
+  params.team = grid.team;
   const auto kernel =
       params.batch.paged() ? pack_values_kernel<Shape, RowsInPages> : pack_values_kernel<Shape, RowsInOrder>;
-  launch_blocks(kernel, Grid{blocks, kPackThreads}, Start::kEarly, stream, params);
+  launch_blocks(kernel, Grid{grid.blocks, kPackThreads}, Start::kEarly, stream, params);
 }
 
 }  // namespace
@@ -138,7 +166,8 @@ void pack_values(const BatchView& batch, const TensorView& v, std::uint8_t* outp
                     .positions = batch.aligned_positions(),
                     .heads = static_cast<int>(v.shape[token + 1]),
                     .channels = static_cast<int>(v.shape[token + 2]),
-                    .channel_tiles = 0};
+                    .channel_tiles = 0,
+                    .team = 0};
   if (params.channels <= 64) {
     launch<PackTileShape<Access<E4M3, 16>, 512, 64>>(params, v.device.index, stream);
   } else {

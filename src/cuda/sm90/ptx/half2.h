@@ -43,6 +43,13 @@ __device__ __forceinline__ uint32_t max_half2(uint32_t a, uint32_t b) {
   return d;
 }
 
+// NaN where either operand is.
+__device__ __forceinline__ uint32_t max_nan_half2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 __device__ __forceinline__ uint32_t exp2_half2(uint32_t a) {
   uint32_t d;
   asm("ex2.approx.f16x2 %0, %1;" : "=r"(d) : "r"(a));

@@ -68,11 +68,9 @@ struct BatchView {
     return is_among(page, pages) ? static_cast<int>(page) : -1;
   }
 
-  // Whether the kernels read keys, and values of 16 bits, from pages of this size: 64 tokens or a page a copy, and a
-  // copy of fewer than 8 rows would move too little. Other pages are gathered before.
-  FP8ATTN_HOST_DEVICE static constexpr bool loads_pages(int page_size) {
-    return page_size % 64 == 0 || page_size == 8 || page_size == 16 || page_size == 32;
-  }
+  // Whether the kernels read keys, and values of 16 bits, from pages of this size, 64 tokens a copy. Other pages are
+  // gathered before: at 16384 tokens, d = 128, causal, that takes 1.15 ms in all, copies of 16 rows take 1.58 ms.
+  FP8ATTN_HOST_DEVICE static constexpr bool loads_pages(int page_size) { return page_size % 64 == 0; }
 
   // Where a sequence begins among positions of all sequences, each from a multiple of kAlignment: how keys and values
   // lie that are rearranged before the kernel. Known without adding up lengths, so some positions are unused. Below

@@ -20,18 +20,16 @@ __device__ __forceinline__ T inclusive_scan_of_warp(T value) {
 // memory, which may be used again behind the next barrier.
 template <int kThreads, class T>
 __device__ __forceinline__ T exclusive_scan_of_block(T value, T (&scratch)[kThreads / 32], T& total) {
-  const int warp = threadIdx.x / 32;
+  constexpr int kWarps = kThreads / 32;
+  static_assert(kWarps <= 32);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const T inclusive = inclusive_scan_of_warp(value);
-  if (threadIdx.x % 32 == 31) scratch[warp] = inclusive;
+  if (lane == 31) scratch[warp] = inclusive;
   __syncthreads();
-  T before = inclusive - value;
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) {
-    if (w < warp) before += scratch[w];
-    total += scratch[w];
-  }
-  return before;
+  const T of_warp = lane < kWarps ? scratch[lane] : T{0};
+  const T past = inclusive_scan_of_warp(of_warp);
+  total = __shfl_sync(0xFFFFFFFFu, past, 31);
+  return __shfl_sync(0xFFFFFFFFu, past - of_warp, warp) + inclusive - value;
 }
 
 }  // namespace fp8attn::cuda

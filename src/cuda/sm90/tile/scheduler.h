@@ -6,14 +6,17 @@
 
 namespace fp8attn::cuda {
 
-// Walks the tiles of this CTA: those of the list, or, where there is none, of the order.
+// Walks the tiles of this CTA: those of the list, or, where there is none (nullptr, or one without entries), of the
+// order.
 class StaticSchedule {
  public:
-  __device__ StaticSchedule(const TileOrder& order, const TileList& list) : order_(order), list_(list) {}
+  __device__ StaticSchedule(const TileOrder& order, const TileList* list) : order_(order), list_(list) {}
 
   // False when no tile is left.
   __device__ bool next(TileCoordinates& tile) {
-    if (list_.entries != nullptr) return list_.at(round_++, blockIdx.x, gridDim.x, list_.tiles(), tile);
+    if (list_ != nullptr && list_->entries != nullptr) {
+      return list_->at(round_++, blockIdx.x, gridDim.x, list_->tiles(), tile);
+    }
     while (round_ < order_.rounds()) {
       if (order_.at(round_++, blockIdx.x, gridDim.x, tile)) return true;
     }
@@ -22,7 +25,7 @@ class StaticSchedule {
 
  private:
   const TileOrder& order_;
-  const TileList& list_;
+  const TileList* list_;
   int round_ = 0;
 };
 

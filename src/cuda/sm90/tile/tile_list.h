@@ -41,16 +41,17 @@ struct UnevenTiles {
   bool causal = false;
   int window_left = -1;
   Divisor tile_rows = {}, step_keys = {};  // query rows of a tile; keys that a tile takes at a time
-  int group = 1;                           // tiles of a group: 1, 4 or 16
+  int group_log2 = 0;                      // of the tiles of a group: 1, 4 or 16
 
   // Costs that the order tells apart: steps up to 15, and then eight between every two powers of two.
   static constexpr int kClasses = 192;
 
   // The more tiles of one (sequence, head) run side by side, the less often its keys and values come from beyond the L2
   // cache; but groups begin long and end short, which evens out only over many rounds. `tiles`: of all heads.
-  static constexpr int group_for(int64_t tiles, int ctas) {
-    return tiles >= int64_t{64} * ctas ? 16 : tiles >= int64_t{8} * ctas ? 4 : 1;
+  static constexpr int group_log2_for(int64_t tiles, int ctas) {
+    return tiles >= int64_t{64} * ctas ? 4 : tiles >= int64_t{8} * ctas ? 2 : 0;
   }
+  FP8ATTN_HOST_DEVICE int group() const { return 1 << group_log2; }
 
   FP8ATTN_HOST_DEVICE Mask mask(int sequence) const {
     return {batch.queries(sequence).length, batch.keys(sequence).length, causal, window_left};
@@ -58,7 +59,7 @@ struct UnevenTiles {
   FP8ATTN_HOST_DEVICE int tiles(const Mask& mask) const {
     return mask.query_length == 0 ? 0 : tile_rows.divide(mask.query_length - 1) + 1;
   }
-  FP8ATTN_HOST_DEVICE int groups(const Mask& mask) const { return (tiles(mask) + group - 1) / group; }
+  FP8ATTN_HOST_DEVICE int groups(const Mask& mask) const { return (tiles(mask) + group() - 1) >> group_log2; }
 
   // Steps of a tile. One that sees no key has a step all the same.
   FP8ATTN_HOST_DEVICE int steps(const Mask& mask, int tile) const {

@@ -91,6 +91,15 @@ struct TilePlan {
     }
   }
 
+  // Makes the steps with the last keys multiples of kGrain blocks, which divides a step: where what lies behind the
+  // sequence reads as zero.
+  template <int kGrain>
+  FP8ATTN_HOST_DEVICE void lengthen_last_steps() {
+    last_blocks = (last_blocks + kGrain - 1) / kGrain * kGrain;
+#pragma unroll 1
+    for (WarpgroupPlan& plan : warpgroup) plan.last_blocks = (plan.last_blocks + kGrain - 1) / kGrain * kGrain;
+  }
+
   // Behind the last tile: what the warpgroups have left of it.
   FP8ATTN_HOST_DEVICE void plan_end(const TilePlan* previous) {
     sequence = -1;
