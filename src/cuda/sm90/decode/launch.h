@@ -25,6 +25,12 @@ inline BytesView bytes_view(const TensorView& view) {
           view.strides[2] * element};
 }
 
+// Whether TMA copies tokens out of pages of this size: a block of 64 or 32 tokens is whole boxes of whole rows of the
+// swizzle then.
+constexpr bool loads_boxes(int page_size) {
+  return page_size % 64 == 0 || page_size == 32 || page_size == 16 || page_size == 8;
+}
+
 template <class Traits>
 DecodeMaps decode_maps(const PrefillProblem& problem, int box_rows) {
   const auto map = [&](const TensorView& view, int chunk_bytes, const char* name) {
@@ -52,7 +58,7 @@ DecodeParams decode_params(const PrefillProblem& problem, const SplitSchedule& s
   params.rows = static_cast<int>(batch.query_capacity * batch.h_q / batch.h_kv);
   params.row_tiles = params.rows <= kRowTile ? 1 : params.rows <= 2 * kRowTile ? 2 : 4;
   params.block_tokens = Traits::kBlockTokens;
-  params.gathers = params.call.batch.paged() && !BatchView::loads_pages(params.call.batch.page_size);
+  params.gathers = params.call.batch.paged() && !loads_boxes(params.call.batch.page_size);
   params.schedule = schedule;
   const DecodeWorkspaceLayout layout(problem, schedule);
   auto* base = static_cast<std::uint8_t*>(workspace.data);
