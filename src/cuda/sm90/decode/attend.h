@@ -44,10 +44,12 @@ class DecodeConsumer {
 
   // For the combining kernel, by one thread.
   __device__ void note_split(const Split& split) {
-    if (warp_ == 0 && lane_ == 0) params_.splits[blockIdx.x] = split;
+    const int team_size = params_.schedule.team_size;
+    const int team = static_cast<int>(blockIdx.x) / team_size;
+    if (warp_ == 0 && lane_ == 0 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
   }
 
-  __device__ int first_row() const { return warp_ % params_.row_tiles * kRowTile; }
+  __device__ int first_row() const { return (warp_ & (params_.row_tiles - 1)) * kRowTile; }
 
   __device__ __forceinline__ void attend(const SplitUnit& unit) {
     const Mask mask = params_.mask(unit.sequence);

@@ -60,18 +60,30 @@ class DecodeFinish {
 
   // What the output of this warp is multiplied with. The first warp of a row tile stores lse.
   __device__ void weigh(const float (&maximum)[2], float (&factor)[2]) const {
-    const int tiles = params_.row_tiles, tile = warp_ % tiles;
+    const int tiles = params_.row_tiles, tile = warp_ & (tiles - 1);  // a power of two
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float largest = -INFINITY, sum = 0.0f;
-      for (int warp = tile; warp < Traits::kConsumerWarps; warp += tiles) {
-        largest = fmaxf(largest, shared_.maximum[warp][local_row(i)]);
+      // Four neighbouring lanes have the row, each looks at every fourth warp.
+      constexpr int kLanes = 4;
+      const auto is_of_tile = [&](int warp) { return (warp & (tiles - 1)) == tile; };
+#pragma unroll
+      for (int first = 0; first < Traits::kConsumerWarps; first += kLanes) {
+        const int warp = first + lane_ % kLanes;
+        if (is_of_tile(warp)) largest = fmaxf(largest, shared_.maximum[warp][local_row(i)]);
       }
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, 2));
       const float used = largest == -INFINITY ? 0.0f : largest;
-      for (int warp = tile; warp < Traits::kConsumerWarps; warp += tiles) {
+#pragma unroll
+      for (int first = 0; first < Traits::kConsumerWarps; first += kLanes) {
+        const int warp = first + lane_ % kLanes;
+        if (!is_of_tile(warp)) continue;
         const float weight = ptx::exp2_float(shared_.maximum[warp][local_row(i)] - used);
         sum = fmaf(shared_.sum[warp][local_row(i)], weight, sum);
       }
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
       // NaN is no empty row.
       const bool empty = sum == 0.0f;
       const float log2_sum = empty ? -INFINITY : used - kProbabilityTopLog2 + ptx::log2_float(sum);
@@ -95,7 +107,7 @@ class DecodeFinish {
     constexpr int kOfPiece = 16 / Traits::Element::kBytes;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (warp_ % params_.row_tiles * kRowTile + local_row(i) >= params_.rows) continue;
+      if ((warp_ & (params_.row_tiles - 1)) * kRowTile + local_row(i) >= params_.rows) continue;
       float* row = shared_.exchange[warp_][local_row(i)];
 #pragma unroll
       for (int channel = 0; channel < kChannels; channel += kOfPiece) {

@@ -57,7 +57,7 @@ DecodeParams decode_params(const PrefillProblem& problem, const SplitSchedule& s
   params.queries = static_cast<int>(batch.query_capacity);
   params.rows = static_cast<int>(batch.query_capacity * batch.h_q / batch.h_kv);
   params.row_tiles = params.rows <= kRowTile ? 1 : params.rows <= 2 * kRowTile ? 2 : 4;
-  params.block_tokens = Traits::kBlockTokens;
+  params.block_shift = Traits::kBlockTokens == 64 ? 6 : 5;
   params.gathers = params.call.batch.paged() && !loads_boxes(params.call.batch.page_size);
   params.schedule = schedule;
   const DecodeWorkspaceLayout layout(problem, schedule);
@@ -83,7 +83,7 @@ void launch_decode(const PrefillProblem& problem, Workspace workspace, Stream st
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "prefill",
         "cudaFuncSetAttribute");
   cudaLaunchConfig_t config{};
-  config.gridDim = schedule.teams;
+  config.gridDim = schedule.teams * schedule.team_size;
   config.blockDim = Traits::kThreads;
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;

@@ -37,13 +37,13 @@ struct DecodeParams {
   int queries;           // query tokens of a sequence
   int rows;              // of a (sequence, key head)
   int row_tiles;         // warps that take the same tokens, a tile of rows each: 1, 2 or 4
-  int block_tokens;
-  bool gathers;  // tokens are copied one by one, not by boxes
+  int block_shift;       // log2 of the tokens of a block
+  bool gathers;          // tokens are copied one by one, not by boxes
 
   SplitSchedule schedule;
 
   // Workspace. Two partial results a CTA: a unit begun by an earlier CTA, one continued by a later one.
-  Split* splits;       // [CTA]
+  Split* splits;       // [teams]
   float* partial_lse;  // [CTA][2][rows], base 2
   float* partial_out;  // [CTA][2][rows][head_dim_v], already divided by the sum of its part
 
@@ -57,8 +57,8 @@ struct DecodeParams {
   __device__ Span span(const Mask& mask) const {
     const int begin = mask.visible_begin(0), end = mask.visible_end(queries - 1);
     if (end <= begin) return {0, 0, 0, 0};
-    const int first = begin / block_tokens;
-    return {begin, end, first, (end - 1) / block_tokens + 1 - first};
+    const int first = begin >> block_shift;
+    return {begin, end, first, (end - 1 >> block_shift) + 1 - first};
   }
 
   // As split_schedule.h asks.

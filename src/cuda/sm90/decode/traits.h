@@ -37,6 +37,7 @@ struct DecodeTraits {
   static constexpr int kHeadDimQk = kHeadDimQk_, kHeadDimV = kHeadDimV_;
   static constexpr DecodeShape kShape = decode_shape(Element::kBytes, kHeadDimQk);
   static constexpr int kBlockTokens = kShape.block_tokens, kStages = kShape.stages;
+  static_assert(kBlockTokens == 64 || kBlockTokens == 32);
   static constexpr int kSlices = kBlockTokens / kSliceTokens;  // of a block
 
   static constexpr int kProducerWarps = 4, kConsumerWarps = kShape.consumer_warps;
@@ -48,7 +49,8 @@ struct DecodeTraits {
 
   // Eight consumer warps take the registers that the producers leave, four get as many as there are.
   static constexpr bool kMovesRegisters = kConsumerWarps == 8;
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kHeadDimQk == 64 ? 56 : 40;
+  static constexpr int kConsumerRegisters = kHeadDimQk == 64 ? 224 : 232;
   // Where there are no registers for it, each warp keeps its query (lanes' operands of steps of 16 channels) where it
   // will put its output.
   static constexpr bool kQueryInShared = kConsumerWarps == 4;

@@ -1,26 +1,31 @@
 #include "cuda/sm90/decode/workspace.h"
 
+#include <algorithm>
+
 #include "api/prefill_batch.h"
 #include "api/workspace_layout.h"
 #include "cuda/launch/device.h"
 
 namespace fp8attn::cuda {
 
-// A unit is a sequence and a key head, whose rows all lie in one tile.
+// A unit is a sequence and a key head, whose rows all lie in one tile. Teams read heads that lie next to each other at
+// the same time: alone, a head of 128 bytes makes the device's memory give 256 or more and is the slower for it.
 SplitSchedule make_decode_schedule(const PrefillProblem& problem, int multiprocessors) {
   const PrefillBatch batch = batch_of(problem);
   const int heads = static_cast<int>(batch.h_kv);
+  int size = std::min({8, heads, multiprocessors});
+  while (heads % size != 0) --size;
   return {.sequences = static_cast<int>(batch.b),
-          .groups = heads,
-          .team_size = 1,
-          .teams = multiprocessors,
+          .groups = heads / size,
+          .team_size = size,
+          .teams = multiprocessors / size,
           .tiles = heads};
 }
 
 DecodeWorkspaceLayout::DecodeWorkspaceLayout(const PrefillProblem& problem, const SplitSchedule& schedule) {
   // Two partial results a CTA.
   const PrefillBatch batch = batch_of(problem);
-  const std::int64_t rows = 2 * schedule.teams * (batch.query_capacity * batch.h_q / batch.h_kv);
+  const std::int64_t rows = 2 * schedule.teams * schedule.team_size * (batch.query_capacity * batch.h_q / batch.h_kv);
   const std::int64_t float_bytes = sizeof(float);
   partial_lse = align_workspace(schedule.teams * static_cast<std::int64_t>(sizeof(Split)));
   partial_out = partial_lse + align_workspace(rows * float_bytes);

@@ -48,12 +48,24 @@ class SplitCombine {
   __device__ void find_continuing(int16_t (&continuing)[kMaxTeams], int& count) const {
     if (threadIdx.x < 32) {
       int found = 0;
-      for (int base = 0; base < work_.schedule().teams; base += 32) {
-        const int team = base + static_cast<int>(threadIdx.x);
-        const bool is = team < work_.schedule().teams && team > 0 && work_.splits()[team].first_team == team - 1;
-        const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, is);
-        if (is) continuing[found + __popc(ballot & ((1u << threadIdx.x) - 1))] = static_cast<int16_t>(team);
-        found += __popc(ballot);
+      constexpr int kAtOnce = 4;  // loads in flight
+      const int teams = work_.schedule().teams;
+      for (int base = 0; base < teams; base += 32 * kAtOnce) {
+        const int first = base + static_cast<int>(threadIdx.x);
+        int before[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int team = first + 32 * i;
+          before[i] = team > 0 && team < teams ? work_.splits()[team].first_team : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int team = first + 32 * i;
+          const bool is = before[i] >= 0 && before[i] == team - 1;
+          const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, is);
+          if (is) continuing[found + __popc(ballot & ((1u << threadIdx.x) - 1))] = static_cast<int16_t>(team);
+          found += __popc(ballot);
+        }
       }
       if (threadIdx.x == 0) count = found;
     }
@@ -68,26 +80,30 @@ class SplitCombine {
     const auto slot = [&](int part) {
       return 2 * ((split.first_team + part) * schedule.team_size + member) + (part == 0 ? split.first_slot : 0);
     };
+    const int channel = kPieceChannels * piece + 4 * lane;
+    const bool exists = channel < work_.channels();
+    constexpr int kAtOnce = 16;  // parts in flight: their latency is what combining takes
+    float4 part[kAtOnce];
+    const auto load = [&](int begin) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i >= parts || !exists) continue;
+        part[i] = __ldcg(reinterpret_cast<const float4*>(work_.partial(slot(begin + i), row) + channel));
+      }
+    };
+    load(0);
     float largest = -INFINITY;
     for (int part = lane; part < parts; part += 32) largest = fmaxf(largest, work_.log2_sum(slot(part), row));
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, d));
     const float used = largest == -INFINITY ? 0.0f : largest;
 
-    const int channel = kPieceChannels * piece + 4 * lane;
-    const bool exists = channel < work_.channels();
     float sum = 0.0f;
     float4 value{};
-    constexpr int kAtOnce = 16;  // parts in flight: their latency is what combining takes
     for (int begin = 0; begin < parts; begin += kAtOnce) {
       const int mine = begin + lane % kAtOnce;
       const float own_weight = mine < parts ? ptx::exp2_float(work_.log2_sum(slot(mine), row) - used) : 0.0f;
-      float4 part[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (begin + i >= parts || !exists) continue;
-        part[i] = __ldcg(reinterpret_cast<const float4*>(work_.partial(slot(begin + i), row) + channel));
-      }
+      if (begin > 0) load(begin);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = __shfl_sync(0xFFFFFFFFu, own_weight, i);

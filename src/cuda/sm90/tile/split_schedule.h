@@ -28,14 +28,16 @@ struct SplitPlan {
   static constexpr int kLeastShare = 2;
 };
 
-// Whole CTA of kThreads. scratch: kThreads / 32 + 1 numbers. Both in shared memory.
+// Whole CTA of kThreads. scratch: kThreads / 32 + 1 numbers. Both in shared memory. counts: false where no sequence is
+// to be looked at, and the plan is for nothing.
 template <int kThreads, class Params>
-__device__ void make_plan(const Params& params, SplitPlan& plan, int64_t* scratch) {
+__device__ void make_plan(const Params& params, SplitPlan& plan, int64_t* scratch, bool counts = true) {
   const SplitSchedule& schedule = params.schedule;
+  const int sequences = counts ? schedule.sequences : 0;
   constexpr int kWarps = kThreads / 32;
-  const int per_thread = (schedule.sequences + kThreads - 1) / kThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * per_thread, schedule.sequences);
-  const int end = min(begin + per_thread, schedule.sequences);
+  const int per_thread = (sequences + kThreads - 1) / kThreads;
+  const int begin = min(static_cast<int>(threadIdx.x) * per_thread, sequences);
+  const int end = min(begin + per_thread, sequences);
   int64_t sum = 0;
   int longest = 0;
   for (int i = begin; i < end; ++i) {
@@ -70,13 +72,13 @@ __device__ void make_plan(const Params& params, SplitPlan& plan, int64_t* scratc
   int64_t share = (total + schedule.teams - 1) / schedule.teams;
   if (share < SplitPlan::kLeastShare) share = SplitPlan::kLeastShare;
   // Units that are not split cost no combining: take whole ones where that is nearly as even.
-  const int64_t units = static_cast<int64_t>(schedule.sequences) * schedule.groups;
+  const int64_t units = static_cast<int64_t>(sequences) * schedule.groups;
   const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + SplitPlan::kUnitOverhead);
   if (whole >= share && whole <= share + share / 12) share = whole;
 
   // The thread in whose sequences this team's part begins finds where.
   const int64_t start = share * (blockIdx.x / schedule.team_size);
-  if (threadIdx.x == 0) plan = {static_cast<int>(share), 0, schedule.sequences, 0};  // beyond the end of the line
+  if (threadIdx.x == 0) plan = {static_cast<int>(share), 0, sequences, 0};  // beyond the end of the line
   __syncthreads();
   if (before <= start && start < before + sum) {
     int i = begin;
