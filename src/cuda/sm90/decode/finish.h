@@ -88,6 +88,8 @@ class DecodeFinish {
       const bool empty = sum == 0.0f;
       const float log2_sum = empty ? -INFINITY : used - kProbabilityTopLog2 + ptx::log2_float(sum);
       factor[i] = empty ? 0.0f : ptx::exp2_float(maximum[i] - used) / sum;
+      // For add_up(), beside the channels: the sums may be of the next unit by then.
+      if (lane_ % 4 == 0) shared_.exchange[warp_][local_row(i)][kChannels] = empty ? 1.0f : 0.0f;
       const int index = tile * kRowTile + local_row(i);
       if (index >= params_.rows) continue;
       const DecodeParams::Row row = params_.row(unit_.tile, index);
@@ -128,11 +130,10 @@ class DecodeFinish {
       if (channel >= params.call.head_dim_v) continue;
       const int tile = index / kRowTile, local = index % kRowTile;
       float value[4] = {};
-      bool empty = true;
+      const bool empty = shared_.exchange[tile][local][kChannels] != 0.0f;
       for (int warp = tile; warp < Traits::kConsumerWarps; warp += tiles) {
         const float4 part = *reinterpret_cast<const float4*>(&shared_.exchange[warp][local][4 * four]);
         value[0] += part.x, value[1] += part.y, value[2] += part.z, value[3] += part.w;
-        empty = empty && shared_.sum[warp][local] == 0.0f;
       }
       if (unit_.slot >= 0) {
         *reinterpret_cast<float4*>(params.partial_row(unit_.slot, index) + channel) =

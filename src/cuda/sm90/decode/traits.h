@@ -58,7 +58,7 @@ struct DecodeTraits {
   using KeyTile = SharedTile<kBlockTokens, kHeadDimQk * Element::kBytes>;
   using ValueTile = SharedTile<kBlockTokens, kHeadDimV * Element::kBytes>;
 
-  // Rows are padded against bank conflicts.
+  // Rows are padded against bank conflicts; the first number of the padding says whether the row sees no key.
   static constexpr int kExchangeChannels = kShape.exchange_channels, kExchangeStride = kExchangeChannels + 4;
 
   static_assert(!kQueryInShared || kRowTile * kExchangeStride * 4 >= kHeadDimQk / 16 * 32 * 16);
