@@ -19,6 +19,9 @@ struct Kernel {
   static constexpr int kStep = kPlanBlock * kBlocksPerStep, kTileRows = kPlanRows * kWarpgroups;
   using Plan = TilePlan<kWarpgroups>;
 
+  // Where the keys of step `step` of a tile begin, of a sequence.
+  static int key_of(const Plan& plan, int step) { return plan.first_block * kPlanBlock + step * kStep; }
+
   static Plan plan(const Mask& mask, int row, bool ragged = false, const Plan* previous = nullptr) {
     Plan plan{};
     plan.row = row;
@@ -50,22 +53,13 @@ class TilePlans : public testing::Test {};
 using Kernels = testing::Types<Kernel<2, 4, 2>, Kernel<3, 4, 4>, Kernel<3, 2, 4>, Kernel<2, 2, 2>, Kernel<2, 1, 2>>;
 TYPED_TEST_SUITE(TilePlans, Kernels);
 
-// As the plain kernels have them: half a step or a whole one.
-TYPED_TEST(TilePlans, LengthensLastStepsToMultiples) {
-  constexpr int kGrain = (TypeParam::kBlocksPerStep + 1) / 2;
+TYPED_TEST(TilePlans, HaveLastStepsOfTwoLengths) {
+  constexpr int kShort = short_step(TypeParam::kBlocksPerStep);
+  const auto is_a_length = [&](int blocks) { return blocks == kShort || blocks == TypeParam::kBlocksPerStep; };
   for (const Mask& mask : masks()) {
-    if (mask.window_left >= 0) continue;
-    const auto exact = TypeParam::plan(mask, 0);
-    auto plan = exact;
-    plan.template lengthen_last_steps<kGrain>();
-    const auto expect_lengthened = [&](int got, int want) {
-      EXPECT_TRUE(got % kGrain == 0 && got >= want && got < want + kGrain && got <= TypeParam::kBlocksPerStep)
-          << text(mask, 0) << ": " << got << " for " << want;
-    };
-    expect_lengthened(plan.last_blocks, exact.last_blocks);
-    for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
-      expect_lengthened(plan.warpgroup[i].last_blocks, exact.warpgroup[i].last_blocks);
-    }
+    const auto plan = TypeParam::plan(mask, 0);
+    EXPECT_TRUE(is_a_length(plan.last_blocks)) << text(mask, 0);
+    for (const WarpgroupPlan& part : plan.warpgroup) EXPECT_TRUE(is_a_length(part.last_blocks)) << text(mask, 0);
   }
 }
 
@@ -73,12 +67,12 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto plan = TypeParam::plan(mask, row);
-      const int loaded_begin = plan.first_step * TypeParam::kStep;
-      const int loaded_end = (plan.first_step + plan.steps - 1) * TypeParam::kStep + plan.last_blocks * kPlanBlock;
+      const int loaded_begin = TypeParam::key_of(plan, 0);
+      const int loaded_end = TypeParam::key_of(plan, plan.steps - 1) + plan.last_blocks * kPlanBlock;
       for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
         const WarpgroupPlan& part = plan.warpgroup[i];
-        const int begin = part.first_step * TypeParam::kStep;
-        const int end = (part.first_step + part.steps - 1) * TypeParam::kStep + part.last_blocks * kPlanBlock;
+        const int begin = TypeParam::key_of(plan, part.first_step);
+        const int end = TypeParam::key_of(plan, part.first_step + part.steps - 1) + part.last_blocks * kPlanBlock;
         ASSERT_GE(part.steps, 1) << text(mask, row);
         ASSERT_TRUE(begin >= loaded_begin && end <= loaded_end) << text(mask, row);
         for (int r = row + i * kPlanRows; r < std::min(row + (i + 1) * kPlanRows, mask.query_length); ++r) {
@@ -90,16 +84,18 @@ TYPED_TEST(TilePlans, DoAllThatARowSees) {
   }
 }
 
-// A tile of whole steps that no row sees, or a last block of which no row sees a key, would be loaded for nothing.
+// A first or last short step of which no row sees a key would be loaded for nothing.
 TYPED_TEST(TilePlans, LoadNothingThatTheMaskHides) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto plan = TypeParam::plan(mask, row);
       const int last = row + TypeParam::kTileRows - 1;
-      const int end = (plan.first_step + plan.steps - 1) * TypeParam::kStep + plan.last_blocks * kPlanBlock;
-      EXPECT_TRUE(plan.steps == 1 || mask.visible_begin(row) < (plan.first_step + 1) * TypeParam::kStep)
-          << text(mask, row);
-      EXPECT_LT(end - kPlanBlock, std::max(mask.visible_end(last), 1)) << text(mask, row);
+      constexpr int kShort = short_step(TypeParam::kBlocksPerStep) * kPlanBlock;
+      const int end = TypeParam::key_of(plan, plan.steps - 1) + plan.last_blocks * kPlanBlock;
+      const bool sees_none = mask.visible_begin(row) == mask.visible_end(last);
+      EXPECT_TRUE(sees_none || mask.visible_begin(row) < TypeParam::key_of(plan, 0) + kShort) << text(mask, row);
+      EXPECT_LT(end - kShort, std::max(mask.visible_end(last), 1)) << text(mask, row);
+      EXPECT_EQ(plan.first_block % short_step(TypeParam::kBlocksPerStep), 0) << text(mask, row);
     }
   }
 }
@@ -112,7 +108,7 @@ TYPED_TEST(TilePlans, MaskWhatSomeRowDoesNotSee) {
         const WarpgroupPlan& part = plan.warpgroup[i];
         const int first = row + i * kPlanRows, last = first + kPlanRows - 1;
         for (int step = 0; step < part.steps; ++step) {
-          const int begin = (part.first_step + step) * TypeParam::kStep;
+          const int begin = TypeParam::key_of(plan, part.first_step + step);
           const bool all = mask.visible_begin(last) <= begin && begin + TypeParam::kStep <= mask.visible_end(first);
           ASSERT_EQ(part.masks(step), !all) << text(mask, row) << ", step " << step;
         }
@@ -139,8 +135,7 @@ TYPED_TEST(TilePlans, StagesAreCountedAlikeByAll) {
         ASSERT_LT(part.skipped, TypeParam::kStages) << text(mask, row);
         position[i] += part.skipped;
         // Stages of the tile's steps come from the last step to the first.
-        ASSERT_EQ(position[i] - loaded, plan.first_step + plan.steps - (part.first_step + part.steps))
-            << text(mask, row);
+        ASSERT_EQ(position[i] - loaded, plan.steps - (part.first_step + part.steps)) << text(mask, row);
         position[i] += part.steps;
       }
       loaded += plan.steps;
@@ -157,8 +152,7 @@ TYPED_TEST(TilePlans, SayWhereTheSequenceEnds) {
   for (const Mask& mask : masks()) {
     for (int row = 0; row < mask.query_length; row += TypeParam::kTileRows) {
       const auto dense = TypeParam::plan(mask, row), ragged = TypeParam::plan(mask, row, true);
-      const int last_block = (dense.first_step + dense.steps - 1) * TypeParam::kBlocksPerStep + dense.last_blocks - 1;
-      EXPECT_EQ(dense.last_tokens, std::min(mask.key_length - last_block * kPlanBlock, kPlanBlock)) << text(mask, row);
+      EXPECT_EQ(dense.last_tokens, mask.key_length - TypeParam::key_of(dense, dense.steps - 1)) << text(mask, row);
       for (int i = 0; i < TypeParam::kWarpgroups; ++i) {
         EXPECT_EQ(dense.warpgroup[i].rows, kPlanRows);
         EXPECT_EQ(ragged.warpgroup[i].rows, std::clamp(mask.query_length - row - i * kPlanRows, 0, kPlanRows));
@@ -172,10 +166,10 @@ TEST(TilePlan, LongSequences) {
   constexpr int kLongest = static_cast<int>(kMaxDim);
   const Mask mask{1, kLongest, true, 100};
   const auto plan = Kernel<2, 4, 2>::plan(mask, 0);
-  EXPECT_EQ(plan.first_step, (kLongest - 101) / 256);
+  EXPECT_EQ(plan.first_block, (kLongest - 101) / 128 * 2);
   EXPECT_EQ(plan.steps, 1);
-  EXPECT_EQ(plan.last_blocks, (kLongest % 256 + 63) / 64);
-  EXPECT_EQ(plan.last_tokens, (kLongest - 1) % 64 + 1);
+  EXPECT_EQ(plan.last_blocks, 2);
+  EXPECT_EQ(plan.last_tokens, kLongest - (kLongest - 101) / 128 * 128);
 }
 
 }  // namespace

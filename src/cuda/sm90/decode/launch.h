@@ -48,7 +48,6 @@ DecodeParams decode_params(const PrefillProblem& problem, const SplitSchedule& s
   set_batch(params.call, problem, {.batch = batch_view(problem)});
   set_tensors(params.call, problem);
   params.call.queries_per_kv = Divisor(static_cast<int>(batch.h_q / batch.h_kv));
-  params.call.box_rows = std::min(params.call.box_rows, Traits::kBlockTokens);
   params.query = bytes_view(problem.q);
   params.query_dtype = problem.q.dtype;
   params.key = bytes_view(problem.k);
@@ -59,6 +58,8 @@ DecodeParams decode_params(const PrefillProblem& problem, const SplitSchedule& s
   params.row_tiles = params.rows <= kRowTile ? 1 : params.rows <= 2 * kRowTile ? 2 : 4;
   params.block_shift = Traits::kBlockTokens == 64 ? 6 : 5;
   params.gathers = params.call.batch.paged() && !loads_boxes(params.call.batch.page_size);
+  const int page_size = params.call.batch.page_size;
+  params.box_rows = params.call.batch.paged() ? std::min(page_size, Traits::kBlockTokens) : Traits::kBlockTokens;
   params.schedule = schedule;
   const DecodeWorkspaceLayout layout(problem, schedule);
   auto* base = static_cast<std::uint8_t*>(workspace.data);
@@ -76,7 +77,7 @@ void launch_decode(const PrefillProblem& problem, Workspace workspace, Stream st
   const int multiprocessors = multiprocessor_count(device);
   const SplitSchedule schedule = make_decode_schedule(problem, multiprocessors);
   const DecodeParams params = decode_params<Traits>(problem, schedule, workspace);
-  const DecodeMaps maps = params.gathers ? DecodeMaps{} : decode_maps<Traits>(problem, params.call.box_rows);
+  const DecodeMaps maps = params.gathers ? DecodeMaps{} : decode_maps<Traits>(problem, params.box_rows);
 
   const auto kernel = decode_kernel<Traits>;
   constexpr int kSharedBytes = sizeof(typename Traits::Shared);

@@ -65,7 +65,7 @@ class DecodeProducer {
   template <class Wait>
   __device__ void load_boxes(const SplitUnit& unit, const DecodeParams::Span& span, int first, int stage, Wait wait) {
     const PrefillParams& call = params_.call;
-    const int rows = call.box_rows, begin = lane_ * rows, token = first + begin;
+    const int rows = params_.box_rows, begin = lane_ * rows, token = first + begin;
     bool loads = begin < kTokens;
     int row = token, entry = unit.sequence;
     if (call.keys == Placement::kPages) {

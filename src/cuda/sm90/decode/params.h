@@ -39,6 +39,7 @@ struct DecodeParams {
   int row_tiles;         // warps that take the same tokens, a tile of rows each: 1, 2 or 4
   int block_shift;       // log2 of the tokens of a block
   bool gathers;          // tokens are copied one by one, not by boxes
+  int box_rows;          // tokens of a box: a block, or a page where that is less
 
   SplitSchedule schedule;
 

@@ -89,10 +89,8 @@ inline void set_batch(PrefillParams& params, const PrefillProblem& problem, cons
   params.window_left = clamped_window(problem.window_left);
   params.keys = placement_of(batch, prepared.keys_aligned);
   params.values = placement_of(batch, prepared.values_aligned);
-  const bool small_pages = params.keys == Placement::kPages && batch.page_size < 64;
-  params.box_rows = small_pages ? batch.page_size : 64;
   params.page_size = Divisor(std::max(batch.page_size, 1));
-  params.clears_values = !prepared.values_aligned && (batch.ragged_keys() || batch.kv_lengths.data != nullptr);
+  params.clears_values = batch.ragged_keys() || batch.kv_lengths.data != nullptr;
 }
 
 // Scales, lse and out.

@@ -70,33 +70,30 @@ class Consumer {
   // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
   // them. `come`: whether more stages do, even if only other warpgroups need them.
   __device__ __forceinline__ void step(Scores& scores, bool come) {
-    constexpr int kGrain = Traits::kGrain;
-    if (kBlocks == kGrain || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
-    if (kBlocks == 2 * kGrain || blocks_ == kGrain) return step_of<kGrain>(scores, come);
-    if (kBlocks == 3 * kGrain || blocks_ == 2 * kGrain) return step_of<2 * kGrain>(scores, come);
-    step_of<3 * kGrain>(scores, come);
+    constexpr int kShort = Traits::kShortStep;
+    static_assert(kBlocks == kShort || kBlocks == 2 * kShort);
+    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
+    step_of<kShort>(scores, come);
   }
 
   template <int kCount>
   __device__ __forceinline__ void step_of(Scores& scores, bool come) {
-    if constexpr (kCount <= kBlocks) {
-      typename Math::Fresh fresh;
-      multiply<kCount>(scores, fresh);
-      // Barriers are waited for while products are in flight.
-      wait_stage_if(come, shared_.key_ring, key_);
-      if constexpr (kOverlaps) {
-        issue_scores<0>(scores);
-        ptx::wgmma_wait<1>();
-        fold(fresh);
-        if constexpr (kParts == 2) issue_scores<1>(scores);
-      } else {
-        ptx::wgmma_wait<0>();
-        fold(fresh);
-        issue_all_scores(scores);
-      }
-      wait_stage_if(come, shared_.value_ring, value_);
+    typename Math::Fresh fresh;
+    multiply<kCount>(scores, fresh);
+    // Barriers are waited for while products are in flight.
+    wait_stage_if(come, shared_.key_ring, key_);
+    if constexpr (kOverlaps) {
+      issue_scores<0>(scores);
+      ptx::wgmma_wait<1>();
+      fold(fresh);
+      if constexpr (kParts == 2) issue_scores<1>(scores);
+    } else {
       ptx::wgmma_wait<0>();
+      fold(fresh);
+      issue_all_scores(scores);
     }
+    wait_stage_if(come, shared_.value_ring, value_);
+    ptx::wgmma_wait<0>();
   }
 
   // P V of kCount blocks. Leaves its last group in flight.
@@ -178,7 +175,8 @@ class Consumer {
   __device__ __forceinline__ void mask(Scores& scores) {
     const Plan& tile = tile_back(1);
     const Mask mask{tile.query_length, tile.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
-    const int row = first_row(tile), first_key = (plan_back(1).first_step + unscored_) * Traits::kStepN;
+    const int row = first_row(tile);
+    const int first_key = tile.first_block * Traits::kBlockN + (plan_back(1).first_step + unscored_) * Traits::kStepN;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int first = first_key + part * (Traits::kStepN / kParts);
@@ -199,13 +197,17 @@ class Consumer {
     for (auto& part : scores) cap_scores(part, factors);
   }
 
-  // From a logit's score to octaves, for the rows of this thread.
-  __device__ void load_multipliers(const Plan& tile, float (&multiplier)[2]) const {
-    const float common = params_.softmax_scale_log2 * params_.k_scale.at(tile.sequence, params_.kv_head(tile.head));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+  // From a logit's score to octaves, for row i of this thread.
+  __device__ float multiplier_back(int count, int i) const {
+    const float score = factors_back(count).score;
+    if (params_.q_scale.inner_stride == 0) return score;
+    if constexpr (Traits::kNotesRows) {
+      const auto& factors = shared_.row_factor[(entered_.count - count) % Traits::kTileSlots];
+      return score * factors[thread_.consumer() * Traits::kWarpgroupM + thread_.row(i)];
+    } else {
+      const Plan& tile = tile_back(count);
       const int row = min(first_row(tile) + thread_.row(i), tile.query_length - 1);
-      multiplier[i] = common * params_.q_scale.at(tile.sequence, tile.head, tile.query_start + row);
+      return score * params_.q_scale.at(tile.sequence, tile.head, tile.query_start + row);
     }
   }
 
@@ -228,6 +230,9 @@ class Consumer {
     return shared_.tile[(entered_.count - count) % Traits::kTileSlots];
   }
   __device__ const WarpgroupPlan& plan_back(int count) const { return tile_back(count).warpgroup[thread_.consumer()]; }
+  __device__ const typename Traits::Factors& factors_back(int count) const {
+    return shared_.factors[(entered_.count - count) % Traits::kTileSlots];
+  }
   // Of the sequence.
   __device__ int first_row(const Plan& tile) const { return tile.row + thread_.consumer() * Traits::kWarpgroupM; }
 
@@ -242,7 +247,8 @@ class Consumer {
   // False: there is no next tile.
   __device__ __forceinline__ bool enter() {
     if (!next_tile()) return false;
-    load_multipliers(tile_back(1), multiplier_);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) multiplier_[i] = multiplier_back(1, i);
     if constexpr (Traits::kIsE4M3) {
       Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
       if constexpr (Traits::kQueryInRegisters) {
@@ -304,11 +310,10 @@ class Consumer {
 
   // V scale and mean.
   __device__ void finish_values(const Plan& tile, const float (&sum)[2], float (&factor)[2]) {
-    const int kv_head = params_.kv_head(tile.head);
     if (params_.v_scale.inner_stride != 0 || params_.v_mean.data != nullptr) {
-      finish_channels(output_.value, factor, sum, params_, tile.sequence, kv_head, thread_.lane());
+      finish_channels(output_.value, factor, sum, params_, tile.sequence, params_.kv_head(tile.head), thread_.lane());
     } else {
-      const float scale = params_.v_scale.at(tile.sequence, kv_head);
+      const float scale = factors_back(2).output;
       factor[0] *= scale;
       factor[1] *= scale;
     }
@@ -317,23 +322,24 @@ class Consumer {
   // Stores lse, and adds the sink to the denominators.
   __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
     constexpr float kLog2E = 1.44269504088896f;
-    float multiplier[2] = {0.0f, 0.0f};  // with a softcap: what the softmax has
-    if (!has_softcap()) load_multipliers(tile, multiplier);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      // 0, with a softcap: what the softmax has.
+      const float multiplier = has_softcap() ? 0.0f : multiplier_back(2, i);
       const bool empty = sum[i] == 0.0f;
       if (has_sink() && !empty) {
         // Relative to what one unit of the sum is worth.
-        const float unit = softmax_.log2_sum(i, 1.0f, multiplier[i]);
+        const float unit = softmax_.log2_sum(i, 1.0f, multiplier);
         denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
       }
-      const int row = first_row(tile) + thread_.row(i);
-      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || row >= tile.query_length) continue;
-      const int token = tile.query_start + row;
-      const float bias = params_.lse_bias.at(tile.sequence, tile.head, token, 0.0f);
-      params_.lse[tile.sequence * params_.lse_batch_stride + tile.head * params_.lse_head_stride +
-                  token * params_.lse_row_stride] =
-          empty ? -INFINITY : fmaf(bias, kLog2E, softmax_.log2_sum(i, sum[i], multiplier[i])) * params_.lse_unit;
+      const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
+      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || tile.row + row >= tile.query_length) continue;
+      float log2_sum = softmax_.log2_sum(i, sum[i], multiplier);
+      if (params_.lse_bias.data != nullptr) {
+        const int token = tile.query_start + tile.row + row;
+        log2_sum = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, log2_sum);
+      }
+      params_.lse[factors_back(2).lse + row * params_.lse_row_stride] = empty ? -INFINITY : log2_sum * params_.lse_unit;
     }
   }
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cuda/ptx>
 
-#include "cuda/sm90/prefill/clear.h"
 #include "cuda/sm90/prefill/consumer.h"
 #include "cuda/sm90/prefill/load.h"
 #include "cuda/sm90/prefill/params.h"
@@ -22,8 +21,8 @@ __device__ void initialise(typename Traits::Shared& shared) {
     shared.key_ring.init(1, Traits::kConsumerWarps);
     shared.value_ring.init(1, Traits::kConsumerWarps);
     for (auto& barrier : shared.announced) ::cuda::ptx::mbarrier_init(&barrier, 1);
-    shared.value_orders.init();
-    shared.query_orders.init();
+    ::cuda::ptx::mbarrier_init(&shared.values_to_clear, 1);
+    ::cuda::ptx::mbarrier_init(&shared.query_to_clear, 1);
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   if constexpr (Traits::kIsE4M3) {
@@ -49,13 +48,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   initialise<Traits>(shared);
 
   // The shuffle tells the compiler that the warp index is the same for all lanes.
-  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
-    if (warp == 0) Loader<Traits>(shared, maps, params).run();
-    if (warp == 1 && lane == 0) Announcer<Traits>(shared, maps, params).run();
-    if (!Traits::kIsPlain && warp == 2 && params.clears_values) ValueCleaner<Traits>(shared).run();
-    if (!Traits::kIsPlain && warp == 3 && params.batch.ragged_queries()) QueryCleaner<Traits>(shared).run();
+    if (warp == 0) KeyLoader<Traits>(shared, maps, params).run();
+    if (warp == 1) Announcer<Traits>(shared, maps, params).run();
+    if (warp == 2) ValueLoader<Traits>(shared, maps, params).run();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
     Consumer<Traits>(shared, maps, params, {warp}).run();

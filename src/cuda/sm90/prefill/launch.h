@@ -28,7 +28,7 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
     maps.out = make_tensor_map(with_entries(problem.out), {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1},
                                "out");
   }
-  const auto rows = static_cast<std::uint32_t>(params.box_rows);
+  const auto rows = static_cast<std::uint32_t>(params.box_blocks * Traits::kBlockN);
   maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, rows, 1}, "k");
   if constexpr (Traits::kIsE4M3) {
     maps.value = make_tensor_map(loadable(problem.v, problem), {kValueChunk, Traits::kHeadDimV, 1, 1}, "v");
@@ -81,6 +81,8 @@ void launch_prefill(const PrefillProblem& problem, const PreparedBatch& prepared
 
   PrefillParams params{};
   set_batch(params, problem, prepared);
+  const bool long_pages = params.batch.page_size % (Traits::kShortStep * Traits::kBlockN) == 0;
+  params.box_blocks = params.keys != Placement::kPages || long_pages ? Traits::kShortStep : 1;
   set_tensors(params, problem);
   params.list = prepared.tiles;
   const int heads = static_cast<int>(problem.q.shape[problem.q.rank - 2]);

@@ -18,6 +18,11 @@ __device__ __forceinline__ void expect_bytes(uint64_t* barrier, int bytes) {
                                          barrier, bytes);
 }
 
+__device__ __forceinline__ void expect_without_arriving(uint64_t* barrier, int bytes) {
+  ::cuda::ptx::mbarrier_expect_tx(::cuda::ptx::sem_relaxed, ::cuda::ptx::scope_cta, ::cuda::ptx::space_shared, barrier,
+                                  bytes);
+}
+
 __device__ __forceinline__ void load_box(uint8_t* destination, const CUtensorMap& map, uint64_t* barrier, int c0,
                                          int c1, int c2, int c3) {
   const int32_t coordinates[4] = {c0, c1, c2, c3};
@@ -30,8 +35,8 @@ struct Place {
   int row, entry;
 };
 
-// One thread: tells everybody which tiles the CTA has, with the query of each. Far ahead of the keys, since the queries
-// come from beyond the L2 cache.
+// One warp: tells everybody which tiles the CTA has, with the query of each and what its scores are to be multiplied
+// with. Far ahead of the keys, since these come from beyond the L2 cache.
 template <class Traits>
 class Announcer {
  public:
@@ -39,7 +44,7 @@ class Announcer {
   using Plan = typename Traits::Plan;
 
   __device__ Announcer(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
-      : shared_(shared), maps_(maps), params_(params) {}
+      : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
   __device__ void run() {
     StaticSchedule schedule(params_.order, Traits::kIsPlain ? nullptr : &params_.list);
@@ -47,16 +52,19 @@ class Announcer {
       if constexpr (!kPlansAhead) wait_for_stage();
       TileCoordinates tile;
       if (!schedule.next(tile)) break;
-      plan_tile(tile);
-      arrive_barrier(&shared_.announced[slot()]);
+      if (lane_ == 0) {
+        plan_tile(tile);
+        arrive_barrier(&shared_.announced[slot()]);
+      }
       if constexpr (kPlansAhead) wait_for_stage();
-      load_queries(shared_.tile[slot()]);
+      if (lane_ == 0) load_queries(shared_.tile[slot()]);
+      __syncwarp();  // the plan is there
+      note_factors(shared_.tile[slot()]);
+      if (ragged_queries()) clear_rows(shared_.tile[slot()]);
+      __syncwarp();
+      if (lane_ == 0) release_queries();
     }
-    if constexpr (kPlansAhead) wait_for_stage();
-    shared_.tile[slot()].plan_end(previous());
-    arrive_barrier(&shared_.announced[slot()]);
-    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
-    if (ragged_queries()) shared_.query_orders.end();
+    if (lane_ == 0) end();
   }
 
  private:
@@ -72,7 +80,6 @@ class Announcer {
     Plan& plan = shared_.tile[ptx::launder(slot())];
     const Mask mask{plan.query_length, plan.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
     plan.template plan_steps<Traits::kBlocksPerStep>(mask, ragged_queries(), previous());
-    if constexpr (Traits::kIsPlain) plan.template lengthen_last_steps<Traits::kGrain>();
   }
 
   __device__ void place_tile(const TileCoordinates& tile, Plan& plan) const {
@@ -83,7 +90,7 @@ class Announcer {
       plan.query_start = 0;
       plan.query_length = params_.batch.query_capacity;
       plan.key_length = params_.batch.key_capacity;
-      plan.key_start = plan.value_start = plan.key_length == 0 ? -Traits::kBlockN : 0;
+      plan.key_start = plan.value_start = plan.key_length == 0 ? kBeforeTheTensor : 0;
       return;
     }
     const Extent queries = params_.batch.queries(tile.batch);
@@ -107,25 +114,70 @@ class Announcer {
     for (auto& ring : shared_.query_ring) wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
   }
 
-  // The rows of all consumers. Where some are another sequence's, a warp clears them before the consumer may read.
+  __device__ void end() {
+    if constexpr (kPlansAhead) wait_for_stage();
+    shared_.tile[slot()].plan_end(previous());
+    arrive_barrier(&shared_.announced[slot()]);
+    release_queries();
+  }
+
+  // Whether rows of a consumer are another sequence's. They take part in no result, but what they are would decide
+  // between forms of the softmax that round differently, for a warp's rows together: they are cleared.
+  __device__ bool clears_rows(const Plan& plan, int consumer) const {
+    return ragged_queries() && plan.warpgroup[consumer].rows < Traits::kWarpgroupM;
+  }
+
+  // The rows of all consumers. What their barriers want besides the bytes is an arrival of release_queries(); rows to
+  // be cleared come with a barrier of their own.
   __device__ void load_queries(const Plan& plan) {
     int cleared = 0;
-    if (ragged_queries()) {
-      for (const WarpgroupPlan& part : plan.warpgroup) cleared += part.rows < Traits::kWarpgroupM;
-    }
-    uint64_t* order = nullptr;
-    if (cleared > 0) {
-      order = shared_.query_orders.add(slot());
-      expect_bytes(order, cleared * Traits::QueryTile::kBytes);
-    }
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) cleared += clears_rows(plan, consumer);
+    if (cleared > 0) expect_bytes(&shared_.query_to_clear, cleared * Traits::QueryTile::kBytes);
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
-      uint64_t* full = order;
-      if (!ragged_queries() || plan.warpgroup[consumer].rows == Traits::kWarpgroupM) {
+      uint64_t* full = &shared_.query_to_clear;
+      if (!clears_rows(plan, consumer)) {
         full = &shared_.query_ring[consumer].full[position_.stage()];
-        expect_bytes(full, Traits::QueryTile::kBytes);
+        expect_without_arriving(full, Traits::QueryTile::kBytes);
       }
       load_query(consumer, plan, full);
     }
+  }
+
+  // All lanes.
+  __device__ void clear_rows(const Plan& plan) {
+    bool waited = false;
+    for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) {
+      if (!clears_rows(plan, consumer)) continue;
+      if (!waited) wait_barrier(&shared_.query_to_clear, clears_++ & 1);
+      waited = true;
+      clear_query<Traits>(shared_.query[consumer][position_.stage()], plan.warpgroup[consumer].rows, lane_);
+    }
+  }
+
+  __device__ void release_queries() {
+    for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
+  }
+
+  // All lanes. The consumers would wait for these loads, once a tile.
+  __device__ void note_factors(const Plan& plan) const {
+    const int kv_head = params_.kv_head(plan.head);
+    float score = params_.softmax_scale_log2 * params_.k_scale.at(plan.sequence, kv_head);
+    if (params_.q_scale.inner_stride == 0) {
+      score *= params_.q_scale.at(plan.sequence, plan.head);
+    } else if constexpr (Traits::kNotesRows) {
+#pragma unroll 2
+      for (int row = lane_; row < Traits::kTileM; row += 32) {
+        const int token = plan.query_start + min(plan.row + row, plan.query_length - 1);
+        shared_.row_factor[slot()][row] = params_.q_scale.at(plan.sequence, plan.head, token);
+      }
+    }
+    if (lane_ > 0) return;
+    auto& factors = shared_.factors[slot()];
+    factors.score = score;
+    factors.lse = plan.sequence * params_.lse_batch_stride + plan.head * params_.lse_head_stride +
+                  (plan.query_start + plan.row) * params_.lse_row_stride;
+    if (Traits::kIsE4M3 && params_.v_scale.inner_stride == 0)
+      factors.output = params_.v_scale.at(plan.sequence, kv_head);
   }
 
   __device__ void load_query(int consumer, const Plan& plan, uint64_t* full) {
@@ -142,19 +194,23 @@ class Announcer {
 
   __device__ bool ragged_queries() const { return !Traits::kIsPlain && params_.batch.ragged_queries(); }
 
-  // A sequence without keys has one block anyway, all of it hidden: from before the tensor, which reads as 0.
+  // A sequence without keys has a short step anyway, all of it hidden: from before the tensor, which reads as 0.
+  static constexpr int kBeforeTheTensor = -Traits::kStepN;
   __device__ static int start_of(Placement placement, const Extent& keys, int aligned_start) {
-    if (keys.length == 0) return -Traits::kBlockN;
+    if (keys.length == 0) return kBeforeTheTensor;
     return placement == Placement::kRows ? keys.start : placement == Placement::kAligned ? aligned_start : 0;
   }
 
   Shared& shared_;
   const PrefillMaps& maps_;
   const PrefillParams& params_;
+  const int lane_;
+  uint32_t clears_ = 0;
   RingPosition<Traits::kQueryStages> position_;
 };
 
-// One warp: keys and values, from the last step of a tile to the first. Lanes look pages up, the first one loads.
+// What the warps that load keys and values have in common. They go from the last step of a tile to the first. Lanes
+// look pages up, the first one loads.
 template <class Traits>
 class Loader {
  public:
@@ -164,96 +220,60 @@ class Loader {
   __device__ Loader(Shared& shared, const PrefillMaps& maps, const PrefillParams& params)
       : shared_(shared), maps_(maps), params_(params), lane_(threadIdx.x % 32) {}
 
-  __device__ void run() {
-    // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
-    // behind this one, whose keys are loaded behind this one's: the wait sees one phase at most.
-    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
-      wait_barrier(&shared_.announced[tile.stage()], tile.parity());
-      const Plan& plan = shared_.tile[tile.stage()];
-      if (plan.is_none()) break;
-      const int head = params_.kv_head(plan.head);
-      for (int step = plan.steps - 1; step >= 0; --step) {
-        const bool last = step == plan.steps - 1;
-        const Blocks blocks = find(plan, step, last ? plan.last_blocks : Traits::kBlocksPerStep);
-        load_keys(plan, head, blocks);
-        load_values(plan, head, blocks, last);
-      }
-    }
-    if (clears_values() && lane_ == 0) shared_.value_orders.end();
-  }
-
- private:
-  using KeyTile = typename Traits::KeyTile;
-  using ValueTile = typename Traits::ValueTile;
-
-  // What a step loads: `count` blocks from `first` on. In pages, box i of them lies where lane i says.
+ protected:
+  // What a step loads: `count` blocks from `first` on. In pages, the i-th box of them lies where lane i says.
   struct Blocks {
     int first, count;
     Place page;
   };
 
-  __device__ bool clears_values() const { return !Traits::kIsPlain && params_.clears_values; }
+  // Calls load(plan, blocks, whether it is the step with the last keys) for the steps of all tiles.
+  //
+  // The thread that announces tiles arrives. It writes a slot again when the consumers have entered the second tile
+  // behind this one, for which they have done with this one's values: the wait sees one phase at most.
+  template <class Load>
+  __device__ void for_each_step(Placement placement, Load load) {
+    for (RingPosition<Traits::kTileSlots> tile;; tile.advance()) {
+      wait_barrier(&shared_.announced[tile.stage()], tile.parity());
+      const Plan& plan = shared_.tile[tile.stage()];
+      if (plan.is_none()) return;
+      for (int step = plan.steps - 1; step >= 0; --step) {
+        const bool last = step == plan.steps - 1;
+        load(plan, find(plan, placement, step, last ? plan.last_blocks : Traits::kBlocksPerStep), last);
+      }
+    }
+  }
 
-  __device__ Blocks find(const Plan& plan, int step, int count) const {
-    const int first = (plan.first_step + step) * Traits::kBlocksPerStep;
+  __device__ Blocks find(const Plan& plan, Placement placement, int step, int count) const {
+    const int first = plan.first_block + step * Traits::kBlocksPerStep;
     Blocks blocks = {first, count, {0, -1}};
-    if (Traits::kIsPlain || params_.keys != Placement::kPages) return blocks;
-    const int token = first * Traits::kBlockN + lane_ * params_.box_rows;
+    if (Traits::kIsPlain || placement != Placement::kPages) return blocks;
+    const int token = (first + lane_ * box_blocks()) * Traits::kBlockN;
     const int index = params_.page_size.divide(token);
     blocks.page.row = token - index * params_.page_size.divisor();
     // Entries past the length may be anything, and where there is no page TMA fills in zeros.
-    const bool used = token < plan.key_length && lane_ * params_.box_rows < count * Traits::kBlockN;
+    const bool used = token < plan.key_length && lane_ * box_blocks() < count;
     if (used) blocks.page.entry = params_.batch.page(plan.sequence, index);
     return blocks;
   }
 
-  // Calls load(row of the tile, rows, place) in the first lane for every box.
+  // Of a row-major tensor.
+  __device__ int box_blocks() const { return Traits::kIsPlain ? Traits::kShortStep : params_.box_blocks; }
+
+  // Calls load(first row of the tile, place) in the first lane for every `length` blocks, a box or one.
   template <class Load>
-  __device__ void for_each_box(const Blocks& blocks, Placement placement, int start, int sequence, Load load) const {
-    if (!Traits::kIsPlain && placement == Placement::kPages) {
-      for (int row = 0, box = 0; row < blocks.count * Traits::kBlockN; row += params_.box_rows, ++box) {
-        const Place place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box),
-                             __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
-        if (lane_ == 0) load(row, place);
+  __device__ void for_each_box(const Blocks& blocks, int length, Placement placement, int start, int sequence,
+                               Load load) const {
+    for (int block = 0; block < blocks.count; block += length) {
+      Place place = {start + (blocks.first + block) * Traits::kBlockN,
+                     Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0};
+      if (!Traits::kIsPlain && placement == Placement::kPages) {
+        const int box = box_blocks() == 1 ? block : block / Traits::kShortStep;
+        place = {__shfl_sync(0xFFFFFFFFu, blocks.page.row, box), __shfl_sync(0xFFFFFFFFu, blocks.page.entry, box)};
+        if (box_blocks() > 1) place.row += block % Traits::kShortStep * Traits::kBlockN;
       }
-    } else if (lane_ == 0) {
-      const int entry = Traits::kIsPlain || placement == Placement::kEntries ? sequence : 0;
-      for (int row = 0; row < blocks.count * Traits::kBlockN; row += Traits::kBlockN) {
-        load(row, Place{start + blocks.first * Traits::kBlockN + row, entry});
-      }
+      if (lane_ == 0) load(block * Traits::kBlockN, place);
     }
-  }
-
-  __device__ void load_keys(const Plan& plan, int head, const Blocks& blocks) {
-    auto& ring = shared_.key_ring;
-    wait_barrier(&ring.empty[key_.stage()], key_.parity() ^ 1);
-    uint64_t* full = &ring.full[key_.stage()];
-    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (KeyTile::kBytes / KeyTile::kRows));
-    for_each_box(blocks, params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
-      load_rows<KeyTile>(shared_.key[key_.stage()], maps_.key, full, head, row, place);
-    });
-    key_.advance();
-  }
-
-  __device__ void load_values(const Plan& plan, int head, const Blocks& blocks, bool last) {
-    auto& ring = shared_.value_ring;
-    wait_barrier(&ring.empty[value_.stage()], value_.parity() ^ 1);
-    uint64_t* full = &ring.full[value_.stage()];
-    if (lane_ == 0 && last && clears_values() && plan.last_tokens < Traits::kBlockN) {
-      const typename ValueCleaner<Traits>::Order order = {value_.stage(), blocks.count - 1, plan.last_tokens};
-      full = shared_.value_orders.add(order.packed());
-    }
-    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
-    for_each_box(blocks, params_.values, plan.value_start, plan.sequence, [&](int row, const Place& place) {
-      uint8_t* stage = shared_.value[value_.stage()];
-      if constexpr (Traits::kIsE4M3) {
-        load_box(stage + ValueTile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0, head,
-                 place.entry);
-      } else {
-        load_rows<ValueTile>(stage, maps_.value, full, head, row, place);
-      }
-    });
-    value_.advance();
   }
 
   // A box of rows of channels, in as many copies as the tile has chunks.
@@ -271,7 +291,87 @@ class Loader {
   const PrefillMaps& maps_;
   const PrefillParams& params_;
   const int lane_;
-  RingPosition<Traits::kStages> key_, value_;
+  RingPosition<Traits::kStages> position_;
+};
+
+// One warp.
+template <class Traits>
+class KeyLoader : Loader<Traits> {
+  using Base = Loader<Traits>;
+  using Base::lane_, Base::maps_, Base::params_, Base::position_, Base::shared_;
+
+ public:
+  using Base::Base;
+
+  __device__ void run() {
+    this->for_each_step(params_.keys, [&](const typename Base::Plan& plan, const typename Base::Blocks& blocks, bool) {
+      using Tile = typename Traits::KeyTile;
+      auto& ring = shared_.key_ring;
+      wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
+      uint64_t* full = &ring.full[position_.stage()];
+      if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * (Tile::kBytes / Tile::kRows));
+      const int head = params_.kv_head(plan.head);
+      this->for_each_box(
+          blocks, this->box_blocks(), params_.keys, plan.key_start, plan.sequence, [&](int row, const Place& place) {
+            this->template load_rows<Tile>(shared_.key[position_.stage()], maps_.key, full, head, row, place);
+          });
+      position_.advance();
+    });
+  }
+};
+
+// One warp. It also clears what it has loaded from behind the end of a sequence: the probabilities there are 0, but the
+// values may be NaN.
+template <class Traits>
+class ValueLoader : Loader<Traits> {
+  using Base = Loader<Traits>;
+  using Base::lane_, Base::maps_, Base::params_, Base::position_, Base::shared_;
+  using Tile = typename Traits::ValueTile;
+
+ public:
+  using Base::Base;
+
+  __device__ void run() {
+    this->for_each_step(
+        params_.values, [&](const typename Base::Plan& plan, const typename Base::Blocks& blocks, bool last) {
+          auto& ring = shared_.value_ring;
+          wait_barrier(&ring.empty[position_.stage()], position_.parity() ^ 1);
+          uint64_t* full = &ring.full[position_.stage()];
+          const bool clears =
+              !Traits::kIsPlain && last && params_.clears_values && plan.last_tokens < blocks.count * Traits::kBlockN;
+          load(plan, blocks, clears ? &shared_.values_to_clear : full);
+          if (clears) clear(plan.last_tokens, blocks.count, full);
+          position_.advance();
+        });
+  }
+
+ private:
+  __device__ void load(const typename Base::Plan& plan, const typename Base::Blocks& blocks, uint64_t* full) {
+    if (lane_ == 0) expect_bytes(full, blocks.count * Traits::kBlockN * Traits::kHeadDimV * Traits::Element::kBytes);
+    const int head = params_.kv_head(plan.head);
+    // Packed values lie in a tile of its own for each block.
+    const int length = Traits::kIsE4M3 ? 1 : this->box_blocks();
+    this->for_each_box(blocks, length, params_.values, plan.value_start, plan.sequence,
+                       [&](int row, const Place& place) {
+                         uint8_t* stage = shared_.value[position_.stage()];
+                         if constexpr (Traits::kIsE4M3) {
+                           load_box(stage + Tile::row_offset(row / Traits::kBlockN, 0), maps_.value, full, place.row, 0,
+                                    head, place.entry);
+                         } else {
+                           this->template load_rows<Tile>(stage, maps_.value, full, head, row, place);
+                         }
+                       });
+  }
+
+  // The tokens from `tokens` on, when they have come; then the consumers may read.
+  __device__ void clear(int tokens, int blocks, uint64_t* full) {
+    wait_barrier(&shared_.values_to_clear, clears_++ & 1);
+    clear_values<Traits>(shared_.value[position_.stage()], tokens, blocks, lane_);
+    __syncwarp();
+    if (lane_ == 0) arrive_barrier(full);
+  }
+
+  uint32_t clears_ = 0;
 };
 
 }  // namespace fp8attn::cuda

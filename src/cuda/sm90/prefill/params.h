@@ -42,7 +42,7 @@ struct PrefillParams {
   bool changes_all;  // every step may have a mask, or has a softcap
 
   Placement keys, values;
-  int box_rows;  // tokens of one copy from pages: 64, or a page where that is less
+  int box_blocks;  // blocks of rows that one copy brings: those of a short step, or one, where pages are not as long
   Divisor page_size;
   bool clears_values;  // behind the last value of a sequence lies what may be NaN
 

@@ -68,9 +68,7 @@ struct PrefillTraits {
   static constexpr int kWarpgroupM = 64, kTileM = kWarpgroupM * kConsumers;  // query rows
   static constexpr int kBlockN = 64;                                         // keys of a block, the grain of masks
   static constexpr int kBlocksPerStep = kShape.blocks_per_step, kStepN = kBlockN * kBlocksPerStep;
-  // Blocks that a short step has a multiple of. Each length is code of its own: so the plain kernel has two lengths. In
-  // the other what lies behind a sequence must not be read.
-  static constexpr int kGrain = kIsPlain ? (kBlocksPerStep + 1) / 2 : 1;
+  static constexpr int kShortStep = short_step(kBlocksPerStep);
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kConsumerWarps = 4 * kConsumers;
   // Registers a thread at launch are 65536 / kThreads; what the producer gives back the consumers take.
@@ -100,6 +98,14 @@ struct PrefillTraits {
   using Plan = TilePlan<kConsumers>;
   static_assert(kWarpgroupM == kPlanRows && kBlockN == kPlanBlock);
 
+  // Beside a tile's plan.
+  struct Factors {
+    int64_t lse;   // where that of the tile's first row lies
+    float score;   // what scores are multiplied with, to make octaves of them
+    float output;  // and the output, where V has one scale for all channels
+  };
+  // Queries with a scale a token have factors for each row besides, where shared memory has room for them.
+  static constexpr bool kNotesRows = kIsE4M3 && kHeadDimQk < 256;
   using Factor = std::conditional_t<kIsE4M3, uint16_t, float>;  // of a softcap
 
   struct Shared {
@@ -108,13 +114,15 @@ struct PrefillTraits {
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
     alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
+    Factors factors[kTileSlots];
+    float row_factor[kNotesRows ? kTileSlots : 1][kNotesRows ? kTileM : 1];
     Factor cap_factor[kConsumers][kWarpgroupM];         // of the rows of the tile entered last
     RingBarriers<kQueryStages> query_ring[kConsumers];  // TMA -> one consumer warpgroup; its tile arrives with it
     RingBarriers<kStages> key_ring;                     // TMA -> all consumer warpgroups, a step a stage
     RingBarriers<kStages> value_ring;                   // the same
-    uint64_t announced[kTileSlots];                     // the thread that announces tiles -> the warp that loads keys
-    OrderQueue<2 * kStages> value_orders;               // TMA -> a warp that clears -> value_ring
-    OrderQueue<2 * kQueryStages> query_orders;          // TMA -> a warp that clears -> query_ring
+    uint64_t announced[kTileSlots];                     // the warp that announces tiles -> those that load
+    uint64_t values_to_clear;                           // TMA -> the warp that loads values -> value_ring
+    uint64_t query_to_clear;                            // TMA -> the warp that announces tiles -> query_ring
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");
 };

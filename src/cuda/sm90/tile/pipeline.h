@@ -54,36 +54,4 @@ class RingCounter {
   uint32_t count_ = 0;
 };
 
-// Orders to a warp that works on stages between TMA and the consumers. Order n lies in slot n % kSlots: full[slot]
-// completes with the arrival of who orders and the bytes of TMA; the warp waits for it, does what order[slot] says, and
-// arrives on the stage's own barrier in TMA's place. There are twice as many slots as stages, so that a slot has been
-// read when it comes again: a stage is given out again behind its order only, and orders come in the order of stages.
-template <int kSlots>
-struct OrderQueue {
-  static constexpr int kEnd = -1;  // the last order
-
-  uint64_t full[kSlots];
-  int order[kSlots];
-  int added;
-
-  __device__ void init() {
-    for (auto& barrier : full) ::cuda::ptx::mbarrier_init(&barrier, 1);
-    added = 0;
-  }
-
-  // Notes an order and gives the barrier that its bytes are to complete, on which one arrival will release it.
-  __device__ uint64_t* add(int next) {
-    const int slot = added++ % kSlots;
-    order[slot] = next;
-    return &full[slot];
-  }
-  __device__ void end() { arrive_barrier(add(kEnd)); }
-
-  // The order at `position`, when its bytes have come.
-  __device__ int wait(const RingPosition<kSlots>& position) {
-    wait_barrier(&full[position.stage()], position.parity());
-    return order[position.stage()];
-  }
-};
-
 }  // namespace fp8attn::cuda
