@@ -11,7 +11,8 @@
 
 namespace fp8attn {
 
-// How the probabilities P = 2^x become e4m3 codes (8-bit CUDA kernels, and their CPU emulation). The error is that of
+// How the probabilities P = 2^x become e4m3 codes (8-bit CUDA kernels, and their CPU emulation; the CUDA kernels for
+// short queries, see prefill(), keep P in 16 bits in every mode). The error is that of
 // the attention output against exact attention of the same e4m3 tensors, on normal data. Probabilities below a share of
 // their row's largest count as 0: 2^-18 in kExact, about 2^-15 in the others, which shows where one key outweighs a
 // long tail (docs/kernels/cpu.md, data set PEAK).
@@ -57,10 +58,14 @@ const char* name_of(LseBase base);
 // input; they may be slices of one buffer with them, where rows of all repeat by one pitch and use different parts of
 // it.
 //
-// A row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of traffic an
-// element, which a V that is used again can be spared (pack_v(), quantize()). Keys, and a 16-bit V, in pages of other
-// than a multiple of 64 tokens are gathered there, a 16-bit q beside e4m3 keys is quantised there, and uneven batches
-// have a list of their tiles there. Beside these only `quantize` needs a workspace.
+// Short queries on CUDA: where q is dense, k dense or paged, V row-major, and s_q times the heads that share a key head
+// at most 64, as in a decoding step, a kernel that splits the keys of a sequence among multiprocessors reads the cache
+// once, as it lies (docs/kernels/decode.md). It needs a workspace for partial results.
+//
+// Else a row-major e4m3 V on CUDA is packed into the workspace before the kernel: one more launch and 2 bytes of
+// traffic an element, which a V that is used again can be spared (pack_v(), quantize()). Keys, and a 16-bit V, in pages
+// of other than a multiple of 64 tokens are gathered there, a 16-bit q beside e4m3 keys is quantised there, and uneven
+// batches have a list of their tiles there. Beside these only `quantize` needs a workspace.
 //
 // Packed V: positions of tokens >= s_kv (a dense V's padding to 16 tokens) belong to the format and must hold 0, as
 // quantize() and pack_v() write them. They take part in products with 0, where NaN would spread. A paged one is packed

@@ -20,9 +20,9 @@ struct Selection {
   std::vector<Reason> reasons;
 };
 
-// The row for the problem's device, dtype, V layout and p_mode with the smallest head dims that hold the problem's,
-// else why there is none. Neither where the table has no row for the kind of device at all: device_reason() says that.
-// The shapes of q and v are valid.
+// The row for the problem's device, dtype, V layout and p_mode with the smallest head dims that hold the problem's, one
+// for short queries where it has these and there is one; else why there is none. Neither where the table has no row for
+// the kind of device at all: device_reason() says that. The shapes of q and v are valid.
 Selection select_variant(const PrefillProblem& problem, std::span<const PrefillVariant> rows);
 
 // The same of any problem, after validation, and of what a recipe makes of it. Neither row nor reasons where what is

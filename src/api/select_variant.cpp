@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 
 #include "api/dispatch.h"
@@ -47,7 +48,9 @@ struct Wanted {
   VLayout v_layout;
   std::int64_t d_qk, d_v;
   PMode p_mode;
+  bool short_queries;
 
+  bool queries_fit(const PrefillVariant& row) const { return short_queries || !row.short_queries; }
   bool dtype_fits(const PrefillVariant& row) const { return row.device == device && row.dtype == dtype; }
   bool layout_fits(const PrefillVariant& row) const { return row.v_layout == v_layout; }
   // The kernels of CUDA read channels in groups of 16 and fill up what is missing.
@@ -56,7 +59,7 @@ struct Wanted {
     return d_qk <= row.head_dim_qk && d_v <= row.head_dim_v && d_qk % kHeadDimGrain == 0 && d_v % kHeadDimGrain == 0;
   }
   bool mode_fits(const PrefillVariant& row) const {
-    return device == DeviceKind::kCpu || dtype != DType::kE4M3 || row.p_mode == p_mode;
+    return device == DeviceKind::kCpu || dtype != DType::kE4M3 || row.short_queries || row.p_mode == p_mode;
   }
 };
 
@@ -92,14 +95,18 @@ Selection select_variant(const PrefillProblem& problem, std::span<const PrefillV
                          .v_layout = problem.v_layout,
                          .d_qk = q.shape[q.rank - 1],
                          .d_v = v.shape[problem.v_layout == VLayout::kPacked ? 2 : v.rank - 1],
-                         .p_mode = problem.p_mode};
+                         .p_mode = problem.p_mode,
+                         .short_queries = has_short_queries(batch_of(problem))};
   const Rows rows = rows_of(wanted.device, table);
   const Rows fitting = keep(rows, [&](const PrefillVariant& row) {
-    return wanted.dtype_fits(row) && wanted.layout_fits(row) && wanted.head_dims_fit(row) && wanted.mode_fits(row);
+    return wanted.queries_fit(row) && wanted.dtype_fits(row) && wanted.layout_fits(row) && wanted.head_dims_fit(row) &&
+           wanted.mode_fits(row);
   });
-  if (fitting.empty()) return rows.empty() ? Selection{} : Selection{nullptr, {explain(wanted, rows)}};
-  const PrefillVariant& row = **std::ranges::min_element(
-      fitting, {}, [](const PrefillVariant* row) { return std::pair(row->head_dim_qk, row->head_dim_v); });
+  const Rows usual = keep(rows, [](const PrefillVariant& row) { return !row.short_queries; });
+  if (fitting.empty()) return rows.empty() ? Selection{} : Selection{nullptr, {explain(wanted, usual)}};
+  const PrefillVariant& row = **std::ranges::min_element(fitting, {}, [](const PrefillVariant* row) {
+    return std::tuple(!row->short_queries, row->head_dim_qk, row->head_dim_v);
+  });
   if (row.left_out_by != nullptr) {
     return {nullptr,
             {{"variant", fmt::format("{}, left out of this build", row.name),

@@ -4,6 +4,7 @@
 
 #include "cpu/prefill.h"
 #ifdef FP8ATTN_WITH_CUDA
+#include "cuda/sm90/decode/variants.h"
 #include "cuda/sm90/prefill/variants.h"
 #endif
 
@@ -34,8 +35,9 @@ constexpr PrefillVariant kCpuRows[] = {
 std::vector<PrefillVariant> all_rows() {
   std::vector<PrefillVariant> rows(std::begin(kCpuRows), std::end(kCpuRows));
 #ifdef FP8ATTN_WITH_CUDA
-  const std::span<const PrefillVariant> cuda_rows = cuda::prefill_variants();
-  rows.insert(rows.end(), cuda_rows.begin(), cuda_rows.end());
+  for (const std::span<const PrefillVariant> cuda_rows : {cuda::prefill_variants(), cuda::decode_variants()}) {
+    rows.insert(rows.end(), cuda_rows.begin(), cuda_rows.end());
+  }
 #endif
   return rows;
 }

@@ -19,6 +19,8 @@ struct PrefillVariant {
   const char* left_out_by;  // nullptr, or the CMake option that left it out of this build
   std::size_t (*workspace_size)(const PrefillProblem&);
   void (*launch)(const PrefillProblem&, Workspace, Stream);  // gets validated problems only; null when left out
+  // Takes problems whose queries are short (has_short_queries()) and no others, in any p_mode.
+  bool short_queries = false;
 };
 
 // CPU rows first, then CUDA rows.

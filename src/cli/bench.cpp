@@ -365,7 +365,8 @@ void add_bench(CLI::App& program, std::function<void()>* run) {
     return command->add_option(name, *value, description)->check(not_empty());
   };
   add("--cases", &options->cases,
-      "prefill, table, batches, quantize, quick or cpu, or a file like those in bench/cases (default: quick on a GPU, "
+      "prefill, table, batches, decode, quantize, quick or cpu, or a file like those in bench/cases (default: quick on "
+      "a GPU, "
       "else "
       "cpu)");
   add("--filter", &options->filter, "Only cases whose name matches this regular expression");

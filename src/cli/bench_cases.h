@@ -60,8 +60,8 @@ struct BenchCase {
   std::string name() const;
 };
 
-// name: a file of bench/cases built into the program ("prefill", "table", "batches", "quantize", "quick", "cpu"), or a
-// path. A file holds
+// name: a file of bench/cases built into the program ("prefill", "table", "batches", "decode", "quantize", "quick",
+// "cpu"), or a path. A file holds
 // {"groups": [...]}; a group maps the names of BenchCase to a value or a list of values and stands for all
 // combinations. "tokens" may stand for batch (tokens / seqlen_q, 1 where seqlen_q is larger), and "hidden" for heads_q
 // (hidden / head_dim_qk). Defaults: heads_kv, seqlen_kv and head_dim_v as for q; causal false; v_layout row-major;

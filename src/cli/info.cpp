@@ -32,7 +32,7 @@ std::string dims_text(const PrefillVariant& variant) {
 // P modes mean something where P becomes e4m3.
 const char* p_mode_text(const PrefillVariant& variant) {
   if (variant.dtype != DType::kE4M3) return "-";
-  return variant.device == DeviceKind::kCpu ? "all" : name_of(variant.p_mode);
+  return variant.device == DeviceKind::kCpu || variant.short_queries ? "all" : name_of(variant.p_mode);
 }
 
 ordered_json variant_json(const PrefillVariant& variant) {
@@ -142,6 +142,7 @@ std::string mla_markdown() {
 void print_markdown() {
   std::vector<MatrixRow> by_dims, rows;
   for (const PrefillVariant& variant : prefill_variants()) {
+    if (variant.short_queries) continue;  // they take nothing that others do not
     const MatrixRow row{variant.device, variant.dtype, variant.v_layout, {dims_text(variant)}, {p_mode_text(variant)}};
     merge_into(&by_dims, row, &MatrixRow::p_modes, &MatrixRow::dims);
   }

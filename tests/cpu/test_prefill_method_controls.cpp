@@ -126,7 +126,7 @@ std::vector<MethodControl> memory_controls() {
                        if (problem.k.shape[1] == 63) table[0] = table[1];
                      })},
       {"K_AloneAndTogether", uneven(KeyForm::kPaged), same_alone,
-       [](PrefillProblem& problem) { problem.causal = problem.q_offsets.has_value(); }},
+       [](PrefillProblem& problem) { problem.causal = problem.block_table.has_value(); }},
   };
 }
 

@@ -7,11 +7,14 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cuda_device.h"
 #include "fp8attn/backend.h"
+#include "prefill_methods.h"
 #include "prefill_run.h"
 
 namespace fp8attn::test {
@@ -80,6 +83,20 @@ std::vector<PrefillCase> batch_cases() {
     test.n = n;
     test.causal = true;
     test.window_left = 200;
+  }
+  // Short queries, whose keys are split among CTAs as their lengths are at the moment.
+  const std::pair<const char*, BatchForm> forms[] = {{"short_lengths", batch(KeyForm::kDense)},
+                                                     {"short_paged", batch(KeyForm::kPaged)},
+                                                     {"short_odd_pages", batch(KeyForm::kPaged, 24)}};
+  for (DType dtype : {DType::kE4M3, DType::kBF16}) {
+    for (const auto& [name, form] : forms) {
+      PrefillCase test{
+          .name = std::string(fp8attn::name_of(dtype)) + "_" + name, .n = n, .batch = form, .dtype = dtype};
+      test.n.s_q = 3;
+      test.batch.ragged_q = false;
+      test.batch.q_lengths = {};
+      all.push_back(std::move(test));
+    }
   }
   return all;
 }
@@ -253,6 +270,63 @@ TEST_P(CudaPrefillBatches, G_TwoCallsAtOnce) {
   EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
 }
 
+// One sequence, from a single key to a cache that every multiprocessor has a part of.
+std::vector<PrefillCase> long_caches() {
+  const Dims n{.b = 1, .s_q = 1, .s_kv = 32768, .h_q = 8, .h_kv = 2, .d_qk = 128, .d_v = 128};
+  const auto batch = [](KeyForm keys, std::int64_t page_size) {
+    return BatchForm{.keys = keys, .kv_lengths = {32768}, .page_size = page_size};
+  };
+  return {{.name = "e4m3", .n = n, .batch = batch(KeyForm::kDense, 64)},
+          {.name = "e4m3_odd_pages", .n = n, .batch = batch(KeyForm::kPaged, 24)},
+          {.name = "bf16_q", .n = n, .batch = batch(KeyForm::kPaged, 64), .q_dtype = DType::kBF16},
+          {.name = "bf16", .n = n, .batch = batch(KeyForm::kPaged, 16), .dtype = DType::kBF16}};
+}
+
+class CudaLongCaches : public CudaPrefillBatches {};
+
+TEST_P(CudaLongCaches, K_GraphReplaysFromOneKeyToAll) {
+  const PrefillInputs inputs = make_inputs(GetParam());
+  PrefillRun run(*device_, GetParam(), inputs);
+  set(run, {{}, {1}, {0}});
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  expect_success(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+  run.launch(stream_);
+  expect_success(cudaStreamEndCapture(stream_, &graph));
+  expect_success(cudaGraphInstantiate(&executable, graph, 0));
+  for (std::int64_t length : {1, 32768, 0, 4097, 32767, 1}) {
+    const Sequences sequences{{}, {length}, {0}};
+    run.clear_output();
+    set(run, sequences);
+    expect_success(cudaGraphLaunch(executable, stream_));
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    EXPECT_TRUE(run.read() == output_of(inputs, sequences)) << length << " keys";
+  }
+  EXPECT_TRUE(matches_reference(*device_, {GetParam()}));
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+// What tools/gpu.sh runs under compute-sanitizer.
+std::vector<PrefillCase> sanitizer_cases() {
+  std::vector<PrefillCase> all = cases();
+  for (PrefillCase& test : all) test.n.b = 1;
+  for (const PrefillCase& test : batch_cases()) {
+    if (test.batch.ragged_q) continue;
+    all.push_back(test);
+    all.back().n.h_q = 12;
+    if (test.dtype != DType::kE4M3) continue;
+    all.push_back(all.back());
+    all.back().name = "bf16_q_" + test.name;
+    all.back().q_dtype = DType::kBF16;
+  }
+  return all;
+}
+
+class CudaPrefillSanitizer : public CudaPrefillCalls {};
+
+TEST_P(CudaPrefillSanitizer, G_MatchesReference) { EXPECT_TRUE(matches_reference(*device_, {GetParam()})); }
+
 TEST_P(CudaPrefillBatches, K_WorkspaceDoesNotDependOnLengths) {
   PrefillRun run(*device_, GetParam(), make_inputs(GetParam()));
   const std::size_t size = workspace_size(run.problem());
@@ -315,6 +389,12 @@ INSTANTIATE_TEST_SUITE_P(Elements, CudaPrefillCalls, ::testing::ValuesIn(cases()
                          [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Forms, CudaPrefillBatches, ::testing::ValuesIn(batch_cases()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Forms, CudaLongCaches, ::testing::ValuesIn(long_caches()),
+                         [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Small, CudaPrefillSanitizer, ::testing::ValuesIn(sanitizer_cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

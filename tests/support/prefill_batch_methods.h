@@ -13,7 +13,7 @@ namespace fp8attn::test {
 // addressed in 32 and 64 bits: the same bits.
 ::testing::AssertionResult same_in_every_layout(TestDevice& device, const PrefillCase& test);
 
-// Each sequence as a dense batch of its own: the bits that it has among others.
+// Each sequence as a batch of its own: the bits that it has among others.
 ::testing::AssertionResult same_alone(TestDevice& device, const PrefillCase& test);
 
 // NaN in all other sequences, in q, k and v apart: the bits of a sequence stay.

@@ -342,6 +342,7 @@ std::vector<PrefillCase> reference_cases(DeviceKind device) {
   if (!table.cpu()) add_many(table);
   std::vector<PrefillCase> cases = table.take();
   for (PrefillCase& test : batch_cases(device)) cases.push_back(std::move(test));
+  for (PrefillCase& test : short_cases()) cases.push_back(std::move(test));
   return cases;
 }
 

@@ -219,6 +219,7 @@ bool register_prefill_tests(const char* suite, DeviceKind device, const DeviceMa
   add_smoothed_keys(registrar);
   add_p_modes(registrar);
   register_batch_tests(registrar);
+  register_short_tests(registrar);
   for (const PrefillCase& test : reference_cases(device)) {
     const std::vector<PrefillCase> forms = forms_of(test, device);
     registrar.add(test.name, [=](TestDevice& target) { return matches_reference(target, forms); });

@@ -10,7 +10,6 @@
 #include "cuda/sm90/mla_decode/block_scores.h"
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/query.h"
-#include "cuda/sm90/mla_decode/schedule.h"
 #include "cuda/sm90/mla_decode/store.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/warpgroup.h"

@@ -9,7 +9,6 @@
 #include "cuda/sm90/mla_decode/load.h"
 #include "cuda/sm90/mla_decode/output.h"
 #include "cuda/sm90/mla_decode/params.h"
-#include "cuda/sm90/mla_decode/schedule.h"
 #include "cuda/sm90/mla_decode/scores.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/copy.h"

@@ -140,7 +140,7 @@ struct MlaHost {
     config.attrs = &early;
     config.numAttrs = 1;
     config.gridDim = multiprocessors;
-    config.blockDim = kCombineThreads;
+    config.blockDim = MlaCombineWork<Traits>::kCombineThreads;
     config.dynamicSmemBytes = 0;
     check(cudaLaunchKernelEx(&config, mla_combine_kernel<Traits>, params), kOperation, "cudaLaunchKernelEx");
   }

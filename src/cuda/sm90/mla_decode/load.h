@@ -5,7 +5,6 @@
 #include <cuda/ptx>
 
 #include "cuda/sm90/mla_decode/params.h"
-#include "cuda/sm90/mla_decode/schedule.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/half2.h"

@@ -8,6 +8,7 @@
 #include "cuda/sm90/mla_decode/workspace.h"
 #include "cuda/sm90/prefill/params.h"
 #include "cuda/sm90/tile/batch.h"
+#include "cuda/sm90/tile/split_schedule.h"
 #include "cuda/sm90/tile/tile_order.h"
 
 namespace fp8attn::cuda {
@@ -71,6 +72,7 @@ struct MlaParams {
     return query + batch * query_strides[0] + token * query_strides[1] + head * query_strides[2];
   }
 
+  __device__ static int blocks_of(int length) { return (length + 63) / 64; }
   __device__ int length(int sequence) const {
     if (lengths.data == nullptr) return max_length;
     const int batch = sequence_tokens.divide(sequence);
@@ -78,5 +80,10 @@ struct MlaParams {
     return static_cast<int>(length < 0 ? 0 : (length > max_length ? max_length : length));
   }
 };
+
+using MlaPlan = SplitPlan;
+using MlaUnit = SplitUnit;
+using MlaWalk = SplitWalk<MlaParams>;
+using MlaWalkState = SplitWalkState;
 
 }  // namespace fp8attn::cuda

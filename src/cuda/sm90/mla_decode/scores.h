@@ -8,7 +8,6 @@
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/products.h"
 #include "cuda/sm90/mla_decode/query.h"
-#include "cuda/sm90/mla_decode/schedule.h"
 #include "cuda/sm90/mla_decode/softmax.h"
 #include "cuda/sm90/mla_decode/traits.h"
 #include "cuda/sm90/ptx/matrix.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/sm90/mla_decode/schedule.h"
+#include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/shared_tile.h"
 #include "fp8attn/kv_cache.h"

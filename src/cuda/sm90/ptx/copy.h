@@ -21,6 +21,14 @@ __device__ __forceinline__ void wait_for_copies_but() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
 }
 
+// Arrives on an mbarrier once everything that this thread copied with cp.async so far has arrived. Each thread counts
+// as one of the arrivals that the barrier was initialised for.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+  asm volatile(
+      "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+
 // Fetches the line of `address` into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
