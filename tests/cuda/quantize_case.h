@@ -37,7 +37,12 @@ class DeviceBytes {
   DeviceBytes& operator=(const DeviceBytes&) = delete;
 
   std::uint8_t* data() const { return static_cast<std::uint8_t*>(data_); }
-  void upload(const Bytes& host) { check_cuda(cudaMemcpy(data_, host.data(), size_, cudaMemcpyHostToDevice)); }
+  // A copy from pageable memory may still be under way when cudaMemcpy returns, and streams that do not synchronise
+  // with the default one would not wait for it.
+  void upload(const Bytes& host) {
+    check_cuda(cudaMemcpy(data_, host.data(), size_, cudaMemcpyHostToDevice));
+    check_cuda(cudaDeviceSynchronize());
+  }
   Bytes download() const {
     Bytes host(size_);
     check_cuda(cudaDeviceSynchronize());

@@ -17,7 +17,7 @@ namespace fp8attn::cuda {
 template <class Traits>
 __device__ void initialise(typename Traits::Shared& shared) {
   if (threadIdx.x == 0) {
-    for (auto& ring : shared.query_ring) ring.init(1, 4);  // consumers: the four warps of one warpgroup
+    for (auto& ring : shared.query_ring) ring.init(32, 4);  // the warp that announces tiles; the four of a warpgroup
     shared.key_ring.init(1, Traits::kConsumerWarps);
     shared.value_ring.init(1, Traits::kConsumerWarps);
     for (auto& barrier : shared.announced) ::cuda::ptx::mbarrier_init(&barrier, 1);

@@ -61,10 +61,9 @@ class Announcer {
       __syncwarp();  // the plan is there
       note_factors(shared_.tile[slot()]);
       if (ragged_queries()) clear_rows(shared_.tile[slot()]);
-      __syncwarp();
-      if (lane_ == 0) release_queries();
+      release_queries();
     }
-    if (lane_ == 0) end();
+    end();
   }
 
  private:
@@ -118,8 +117,10 @@ class Announcer {
 
   __device__ void end() {
     if constexpr (kPlansAhead) wait_for_stage();
-    shared_.tile[slot()].plan_end(previous());
-    arrive_barrier(&shared_.announced[slot()]);
+    if (lane_ == 0) {
+      shared_.tile[slot()].plan_end(previous());
+      arrive_barrier(&shared_.announced[slot()]);
+    }
     release_queries();
   }
 
@@ -129,8 +130,8 @@ class Announcer {
     return ragged_queries() && plan.warpgroup[consumer].rows < Traits::kWarpgroupM;
   }
 
-  // The rows of all consumers. What their barriers want besides the bytes is an arrival of release_queries(); rows to
-  // be cleared come with a barrier of their own.
+  // The rows of all consumers. What their barriers want besides the bytes is release_queries(); rows to be cleared
+  // come with a barrier of their own.
   __device__ void load_queries(const Plan& plan) {
     int cleared = 0;
     for (int consumer = 0; consumer < Traits::kConsumers; ++consumer) cleared += clears_rows(plan, consumer);
@@ -156,6 +157,7 @@ class Announcer {
     }
   }
 
+  // All lanes arrive, as all have written what the consumers will read.
   __device__ void release_queries() {
     for (auto& ring : shared_.query_ring) arrive_barrier(&ring.full[position_.stage()]);
   }
