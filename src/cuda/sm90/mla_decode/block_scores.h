@@ -29,6 +29,7 @@ template <class Traits>
 class MlaBlockScores {
  public:
   using Shared = typename Traits::Shared;
+  static_assert(Traits::kFormat == CacheFormat::kToken, "the other formats have warpgroups for scores and for output");
 
   __device__ MlaBlockScores(Shared& shared, const MlaParams& params, const MlaConsumerThread& thread)
       : shared_(shared), params_(params), thread_(thread) {}
@@ -42,7 +43,7 @@ class MlaBlockScores {
     wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
     Scores scores;
     multiply(scores, stage);
-    if constexpr (Traits::kTokenScales) wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
+    wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
     if (params_.sparse || (block + 1) * Traits::kTileN > visible_end(unit, 0)) hide(scores, unit, block, stage);
     make_logits(scores, stage);
     float rescale[2];
@@ -72,36 +73,25 @@ class MlaBlockScores {
 
   // The latent channels in four sums of 128 each. The tensor core cuts every product below 13 bits of the sum at that
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
-  // Behind the two groups in flight there is always something else in flight, while they are added: RoPE products, or
-  // the third group.
+  // RoPE products are in flight while groups are added.
   __device__ __forceinline__ void multiply(Scores& scores, int stage) {
     uint32_t second[16];
     ptx::wgmma_fence();
     issue_group<0, true>(scores.latent, stage);
     issue_group<1, true>(second, stage);
     ptx::wgmma_commit();
-    if constexpr (Traits::kRopeIsBF16) {
-      issue_rope(scores.rope, stage, 0);
-      ptx::wgmma_commit();
-      take_group<1>(scores.latent, second);
-      issue_group<2, false>(second, stage);
-      ptx::wgmma_commit();
-      issue_rope(scores.rope, stage, 2);
-      ptx::wgmma_commit();
-      take_group<1>(scores.latent, second);
-      issue_group<3, false>(second, stage);
-      ptx::wgmma_commit();
-    } else {
-      uint32_t third[16];
-      issue_group<2, true>(third, stage);
-      ptx::wgmma_commit();
-      take_group<1>(scores.latent, second);
-      issue_group<3, false>(second, stage);
-      ptx::wgmma_commit();
-      take_group<1>(scores.latent, third);
-    }
+    issue_rope(scores.rope, stage, 0);
+    ptx::wgmma_commit();
+    take_group<1>(scores.latent, second);
+    issue_group<2, false>(second, stage);
+    ptx::wgmma_commit();
+    issue_rope(scores.rope, stage, 2);
+    ptx::wgmma_commit();
+    take_group<1>(scores.latent, second);
+    issue_group<3, false>(second, stage);
+    ptx::wgmma_commit();
     take_group<0>(scores.latent, second);
-    if constexpr (Traits::kRopeIsBF16) ptx::pin(scores.rope);
+    ptx::pin(scores.rope);
   }
 
   // Adds a group of channels when all but kPending of the products in flight are there.
@@ -129,16 +119,9 @@ class MlaBlockScores {
         kNew ? ptx::wgmma_e4m3_f16_n64_ss_first(d, a, b) : ptx::wgmma_e4m3_f16_n64_ss_again(d, a, b);
       }
     }
-    // The two products of RoPE channels in e4m3: one on top of each of the last two groups.
-    if constexpr (!Traits::kRopeIsBF16 && kGroup >= 2) {
-      using Rope = typename Traits::RopeTile;
-      constexpr int kByte = 32 * (kGroup - 2);
-      ptx::wgmma_e4m3_f16_n64_ss_add(d, Rope::k_major_descriptor(ptx::shared_address(shared_.query_rope), kByte),
-                                     Rope::k_major_descriptor(ptx::shared_address(shared_.rope[stage]), kByte));
-    }
   }
 
-  // Products `begin` and `begin` + 1 of the RoPE channels in bf16.
+  // Products `begin` and `begin` + 1 of the RoPE channels.
   __device__ __forceinline__ void issue_rope(float (&d)[32], int stage, int begin) {
     using Tile = typename Traits::RopeTile;
 #pragma unroll
@@ -155,22 +138,15 @@ class MlaBlockScores {
     const float multiplier[2] = {shared_.query_scale[thread_.row(0)], shared_.query_scale[thread_.row(1)]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      float4 factors;  // scales of two tokens, logarithms of these
-      if constexpr (Traits::kTokenScales) {
-        factors = *reinterpret_cast<const float4*>(&shared_.factors[stage].pair[4 * j + (thread_.lane & 3)]);
-      }
+      // Scales of two tokens, logarithms of these.
+      const auto factors = *reinterpret_cast<const float4*>(&shared_.factors[stage].pair[4 * j + (thread_.lane & 3)]);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int r = 4 * j + 2 * i;
         const float low = ptx::low_half_to_float(scores.latent[2 * j + i]);
         const float high = ptx::high_half_to_float(scores.latent[2 * j + i]);
-        if constexpr (Traits::kTokenScales) {
-          logits[r] = fmaf(fmaf(low, factors.x, logits[r]), multiplier[i], factors.z);
-          logits[r + 1] = fmaf(fmaf(high, factors.y, logits[r + 1]), multiplier[i], factors.w);
-        } else {
-          logits[r] = low * multiplier[i];
-          logits[r + 1] = high * multiplier[i];
-        }
+        logits[r] = fmaf(fmaf(low, factors.x, logits[r]), multiplier[i], factors.z);
+        logits[r + 1] = fmaf(fmaf(high, factors.y, logits[r + 1]), multiplier[i], factors.w);
       }
     }
   }
@@ -221,16 +197,9 @@ class MlaBlockScores {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const uint32_t bits = (j < 4 ? low : high) >> (8 * j % 32);
-        if constexpr (Traits::kRopeIsBF16) {
-          const float hidden = negative ? INFINITY : -INFINITY;
-          if ((bits & 1) == 0) scores.rope[4 * j + 2 * i] = hidden;
-          if ((bits & 2) == 0) scores.rope[4 * j + 2 * i + 1] = hidden;
-        } else {
-          const uint32_t hidden = negative ? 0x7C007C00 : 0xFC00FC00;
-          uint32_t& pair = scores.latent[2 * j + i];
-          if ((bits & 1) == 0) pair = (pair & 0xFFFF0000u) | (hidden & 0xFFFFu);
-          if ((bits & 2) == 0) pair = (pair & 0xFFFFu) | (hidden & 0xFFFF0000u);
-        }
+        const float hidden = negative ? INFINITY : -INFINITY;
+        if ((bits & 1) == 0) scores.rope[4 * j + 2 * i] = hidden;
+        if ((bits & 2) == 0) scores.rope[4 * j + 2 * i + 1] = hidden;
       }
     }
   }
@@ -245,11 +214,8 @@ class MlaBlockScores {
     for (int piece = 0; piece < 4; piece += 2) {
 #pragma unroll
       for (int j = 2 * piece; j < 2 * piece + 4; ++j) {
-        float2 inverse = {1.0f, 1.0f};
-        if constexpr (Traits::kTokenScales) {
-          inverse =
-              *reinterpret_cast<const float2*>(&shared_.factors[stage].inverse_scale[8 * j + 2 * (thread_.lane & 3)]);
-        }
+        const auto inverse =
+            *reinterpret_cast<const float2*>(&shared_.factors[stage].inverse_scale[8 * j + 2 * (thread_.lane & 3)]);
         softmax_.exponentiate(logits, j, inverse);
       }
       uint32_t tiles[4];  // rows 0..7 and 8..15 of one piece, then of the next

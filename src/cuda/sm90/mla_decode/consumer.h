@@ -108,9 +108,6 @@ class MlaConsumer {
     constexpr float kTop = MlaSoftmax<Traits>::kTop;
     const float log2_sum = sum > 0.0f ? used - kTop + ptx::log2_float(sum) : -INFINITY;  // of exp(logits), base 2
     float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-    if (Traits::kFormat == CacheFormat::kTensor && params_.cache_scale != nullptr) {
-      factor *= __ldg(params_.cache_scale);
-    }
     const int row_of_sequence = unit.tile * Traits::kTileM + row;
     if (unit.slot >= 0) {
       if (thread_.half == 0) {
