@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/mla_decode/hide.h"
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/softmax.h"
 #include "cuda/sm90/mla_decode/traits.h"
@@ -44,7 +45,10 @@ class MlaBlockScores {
     Scores scores;
     multiply(scores, stage);
     wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
-    if (params_.sparse || (block + 1) * Traits::kTileN > visible_end(unit, 0)) hide(scores, unit, block, stage);
+    if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
+      hide_tokens<Traits>(scores, shared_, params_, unit, block, stage, thread_.lane,
+                          [&](int i) { return thread_.row(i); });
+    }
     make_logits(scores, stage);
     float rescale[2];
     const uint32_t raised = hand_over_maxima(scores.rope, block - unit.first, count, rescale);
@@ -64,12 +68,7 @@ class MlaBlockScores {
  private:
   using Logits = float[32];
 
-  // Register 4 j + 2 i + c of `rope`, half c of register 2 j + i of `latent`, is token 8 j + 2 (lane % 4) + c of row
-  // lane / 4 + 8 i.
-  struct Scores {
-    uint32_t latent[16];
-    float rope[32];  // becomes the logits, then the probabilities
-  };
+  using Scores = MlaScoreFragment;
 
   // The latent channels in four sums of 128 each. The tensor core cuts every product below 13 bits of the sum at that
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
@@ -172,36 +171,6 @@ class MlaBlockScores {
     __syncwarp();
     if (thread_.lane == 0) arrive_barrier(&shared_.exchange.maxima_ready[half][thread_.warp]);
     return raised;
-  }
-
-  // Row `row` of the unit's tile sees the tokens before this one.
-  __device__ int visible_end(const MlaUnit& unit, int row) const {
-    const Mask mask{params_.queries, unit.length, params_.causal};
-    return mask.visible_end(params_.heads.divide(unit.tile * Traits::kTileM + row));
-  }
-
-  // Tokens that a row does not see get a score whose logit is minus infinity.
-  __device__ __forceinline__ void hide(Scores& scores, const MlaUnit& unit, int block, int stage) {
-    const int shift = 2 * (ptx::launder(thread_.lane) & 3);
-    uint64_t present = ~uint64_t{0};
-    if (params_.sparse) {
-      const auto& words = shared_.present[stage];
-      present = static_cast<uint64_t>(words[1]) << 32 | words[0];
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int count = min(max(visible_end(unit, thread_.row(i)) - block * Traits::kTileN, 0), Traits::kTileN);
-      const uint64_t seen = count == 64 ? present : present & ((uint64_t{1} << count) - 1);
-      const uint32_t low = static_cast<uint32_t>(seen) >> shift, high = static_cast<uint32_t>(seen >> 32) >> shift;
-      const bool negative = shared_.query_scale[thread_.row(i)] < 0.0f;  // it is never 0
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const uint32_t bits = (j < 4 ? low : high) >> (8 * j % 32);
-        const float hidden = negative ? INFINITY : -INFINITY;
-        if ((bits & 1) == 0) scores.rope[4 * j + 2 * i] = hidden;
-        if ((bits & 2) == 0) scores.rope[4 * j + 2 * i + 1] = hidden;
-      }
-    }
   }
 
   // Probabilities as the operand of V^T P^T: four bytes of a word are tokens of two neighbouring column groups, the

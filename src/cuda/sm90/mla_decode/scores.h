@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cuda/ptx>
 
+#include "cuda/sm90/mla_decode/hide.h"
 #include "cuda/sm90/mla_decode/params.h"
 #include "cuda/sm90/mla_decode/products.h"
 #include "cuda/sm90/mla_decode/query.h"
@@ -82,7 +83,10 @@ class MlaScores : MlaProducts<Traits> {
   // made all the same, with the keys at hand and for nothing: a second copy of the code would cost registers.
   __device__ __forceinline__ void step(const MlaUnit& unit, int block) {
     Scores scores = take_scores();
-    if (params_.sparse || (block + 1) * Traits::kTileN > visible_end(unit, 0)) hide(scores, unit, block);
+    // Before any product is in flight: ptxas takes a branch behind that for a reason to serialise the products.
+    if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
+      hide_tokens<Traits>(scores, shared_, params_, unit, block, cache_.stage(), lane_, [&](int i) { return row(i); });
+    }
     auto next = cache_;
     const bool more = block + 1 < unit.last;
     if (kIssuesAhead && more) {
@@ -115,10 +119,7 @@ class MlaScores : MlaProducts<Traits> {
   }
 
   // The finished scores, out of the way of the next block's products.
-  struct Scores {
-    uint32_t latent[16];
-    float rope[32];  // becomes the logits, then the probabilities
-  };
+  using Scores = MlaScoreFragment;
   __device__ __forceinline__ Scores take_scores() const {
     Scores scores;
 #pragma unroll
@@ -155,44 +156,6 @@ class MlaScores : MlaProducts<Traits> {
             logits[r] = low * multiplier[i];
             logits[r + 1] = high * multiplier[i];
           }
-        }
-      }
-    }
-  }
-
-  // Row `row` of the unit's tile sees the tokens before this one.
-  __device__ int visible_end(const MlaUnit& unit, int row) const {
-    const Mask mask{params_.queries, unit.length, params_.causal};
-    return mask.visible_end(params_.heads.divide(unit.tile * Traits::kTileM + row));
-  }
-
-  // Tokens that a row does not see get a score whose logit is minus infinity, before any product is in flight: ptxas
-  // takes a branch behind that for a reason to serialise the products.
-  __device__ __forceinline__ void hide(Scores& scores, const MlaUnit& unit, int block) {
-    const int shift = 2 * (ptx::launder(lane_) & 3);
-    uint64_t present = ~uint64_t{0};
-    if (params_.sparse) {
-      const auto& words = shared_.present[cache_.stage()];
-      present = static_cast<uint64_t>(words[1]) << 32 | words[0];
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int count = min(max(visible_end(unit, row(i)) - block * Traits::kTileN, 0), Traits::kTileN);
-      const uint64_t seen = count == 64 ? present : present & ((uint64_t{1} << count) - 1);
-      const uint32_t low = static_cast<uint32_t>(seen) >> shift, high = static_cast<uint32_t>(seen >> 32) >> shift;
-      const bool negative = shared_.query_scale[row(i)] < 0.0f;  // it is never 0
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const uint32_t bits = (j < 4 ? low : high) >> (8 * j % 32);
-        if constexpr (Traits::kRopeIsBF16) {
-          const float hidden = negative ? INFINITY : -INFINITY;
-          if ((bits & 1) == 0) scores.rope[4 * j + 2 * i] = hidden;
-          if ((bits & 2) == 0) scores.rope[4 * j + 2 * i + 1] = hidden;
-        } else {
-          const uint32_t hidden = negative ? 0x7C007C00 : 0xFC00FC00;
-          uint32_t& pair = scores.latent[2 * j + i];
-          if ((bits & 1) == 0) pair = (pair & 0xFFFF0000u) | (hidden & 0xFFFFu);
-          if ((bits & 2) == 0) pair = (pair & 0xFFFFu) | (hidden & 0xFFFF0000u);
         }
       }
     }
