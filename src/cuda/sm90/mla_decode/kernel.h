@@ -22,7 +22,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   // Dynamic shared memory begins where the CTA's does, at a multiple of 1024: there is no static shared memory.
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(dynamic_shared);
-  ptx::launch_dependents();
   if (threadIdx.x == 0) {
     // full: the stage's producer warp, once, and the bytes of TMA. empty: the 8 output warps; they are done with a
     // stage after the scores' warps, whose probabilities they need.
@@ -36,7 +35,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch);  // all threads meet in it
+  // Twice, as short queries do (decode/kernel.h).
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    if (pass > 0) {
+      ptx::wait_for_previous_grid();
+      ptx::launch_dependents();
+    }
+    make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch, pass > 0);  // all threads meet in it
+  }
 
   // Every role asks for its warp again: a register kept from here on is one too many.
   const int role = ptx::uniform_warp() / 4;

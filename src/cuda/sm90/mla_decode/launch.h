@@ -131,14 +131,14 @@ struct MlaHost {
     config.blockDim = Traits::kThreads;
     config.dynamicSmemBytes = Traits::kSharedBytes;
     config.stream = stream;
-    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
-
-    // Its CTAs are there when the last of the first kernel's leave.
+    // The CTAs of a kernel are there when the last of the kernel's before leave.
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &early;
     config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
+
     config.gridDim = multiprocessors;
     config.blockDim = MlaCombineWork<Traits>::kCombineThreads;
     config.dynamicSmemBytes = 0;

@@ -75,7 +75,7 @@ class MlaQueryRow {
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(rope + Rope::offset(tile_row, lane / 8) + lane % 8 * 2), "h"(pair)
                      : "memory");
       }
-      float scale = params.softmax_scale_log2 * divisor / factor;
+      float scale = params.softmax_scale_log2 * divisor * __uint_as_float(0x7F000000u - __float_as_uint(factor));
       if (Traits::kFormat == CacheFormat::kTensor && params.cache_scale != nullptr) scale *= __ldg(params.cache_scale);
       if (exists_ && params.query_is_e4m3) {
         const auto [batch, token, head] = params.place(sequence, row);
