@@ -91,7 +91,7 @@ class DecodeFinish {
       // For add_up(), beside the channels: the sums may be of the next unit by then.
       if (lane_ % 4 == 0) shared_.exchange[warp_][local_row(i)][kChannels] = empty ? 1.0f : 0.0f;
       const int index = tile * kRowTile + local_row(i);
-      if (index >= params_.rows) continue;
+      if (index >= params_.rows_of(unit_.sequence)) continue;
       const DecodeParams::Row row = params_.row(unit_.tile, index);
       const bool leads = warp_ == tile && lane_ % 4 == 0;
       if (unit_.slot >= 0) {
@@ -125,7 +125,7 @@ class DecodeFinish {
     const DecodeParams& params = ptx::launder_reference(params_);
     const int thread = ptx::launder(32 * warp_ + lane_), tiles = params.row_tiles;
 #pragma unroll 1
-    for (int item = thread; item < params.rows * kFours; item += Traits::kConsumerThreads) {
+    for (int item = thread; item < params.rows_of(unit_.sequence) * kFours; item += Traits::kConsumerThreads) {
       const int index = item / kFours, four = item % kFours, channel = first + 4 * four;
       if (channel >= params.call.head_dim_v) continue;
       const int tile = index / kRowTile, local = index % kRowTile;

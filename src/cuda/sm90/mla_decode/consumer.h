@@ -26,11 +26,11 @@ class MlaConsumer {
 
   __device__ void run() {
     note_split({.first_team = -1});
-    MlaWalk walk(params_, shared_.plan, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
+    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
     int count = 0;  // blocks of this CTA before the unit
     while (walk.next()) {
       const MlaUnit& unit = walk.unit();
-      if (walk.split().first_team >= 0) note_split(walk.split());
+      if (walk.continues()) note_split(walk.split());
       load_query(unit);
       compute(unit, count);
       count += unit.last - unit.first;
@@ -43,14 +43,12 @@ class MlaConsumer {
 
   // For the combining kernel, by one thread of a team.
   __device__ void note_split(const MlaSplit& split) {
-    const int team_size = params_.schedule.team_size;
-    const int team = static_cast<int>(blockIdx.x) / team_size;
-    if (threadIdx.x == 128 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
+    if (threadIdx.x == 128 && blockIdx.x == 0) params_.splits[blockIdx.y] = split;
   }
 
   // All products with the previous query have been waited for where finish() meets.
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
-    load_query_rows<Traits, 8, 2>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
+    load_query_rows<Traits, 8, 4>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
                                   4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
     ptx::named_barrier_sync<256>(kBarrier);
   }

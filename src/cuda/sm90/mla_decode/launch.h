@@ -127,7 +127,7 @@ struct MlaHost {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), kOperation,
           "cudaFuncSetAttribute");
     cudaLaunchConfig_t config{};
-    config.gridDim = plan.teams * plan.team_size;
+    config.gridDim = dim3(plan.team_size, plan.teams);
     config.blockDim = Traits::kThreads;
     config.dynamicSmemBytes = Traits::kSharedBytes;
     config.stream = stream;

@@ -22,7 +22,7 @@ class MlaProducer {
       : shared_(shared), maps_(maps), params_(params), stage_(stage), lane_(lane) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.plan, shared_.walk[stage_]);
+    MlaWalk walk(params_, shared_.walk[stage_]);
     int ahead = stage_;  // blocks before the next one that goes to this stage
     for (bool is_first = true; walk.next(); is_first = false) {
       const MlaUnit& unit = walk.unit();

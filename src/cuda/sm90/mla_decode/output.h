@@ -59,7 +59,7 @@ class MlaOutput {
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
     if (!shared_.any_unit) return;
     const MlaUnit& unit = shared_.walk[4].unit;
-    load_query_rows<Traits, 8, 2>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
+    load_query_rows<Traits, 8, 4>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
                                   thread_.lane);
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
   }

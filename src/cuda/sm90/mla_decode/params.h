@@ -73,6 +73,7 @@ struct MlaParams {
   }
 
   __device__ static int blocks_of(int length) { return (length + 63) / 64; }
+  static constexpr int kRehearsalLength = 64;
   __device__ int length(int sequence) const {
     if (lengths.data == nullptr) return max_length;
     const int batch = sequence_tokens.divide(sequence);
@@ -81,7 +82,6 @@ struct MlaParams {
   }
 };
 
-using MlaPlan = SplitPlan;
 using MlaUnit = SplitUnit;
 using MlaWalk = SplitWalk<MlaParams>;
 using MlaWalkState = SplitWalkState;

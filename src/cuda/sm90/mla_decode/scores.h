@@ -30,7 +30,7 @@ class MlaScores : MlaProducts<Traits> {
 
   __device__ void run() {
     note_split({.first_team = -1});
-    bool more = MlaWalk(params_, shared_.plan, shared_.walk[4 + warp_]).next();
+    bool more = MlaWalk(params_, shared_.walk[4 + warp_]).next();
     if (warp_ == 0 && lane_ == 0) shared_.any_unit = more;
     // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
     // once.
@@ -39,7 +39,7 @@ class MlaScores : MlaProducts<Traits> {
     warp_ = ptx::uniform_warp() % 4;                             // a register kept until here is one too many
     MlaWalk walk(params_, shared_.walk[4 + warp_]);
     while (more) {
-      if (walk.split().first_team >= 0) note_split(walk.split());
+      if (walk.continues()) note_split(walk.split());
       compute(walk.unit());
       more = walk.next();
       if (more) load_query(walk.unit());
@@ -54,9 +54,7 @@ class MlaScores : MlaProducts<Traits> {
 
   // For the combining kernel, by one thread of a team.
   __device__ void note_split(const MlaSplit& split) {
-    const int team_size = params_.schedule.team_size;
-    const int team = static_cast<int>(blockIdx.x) / team_size;
-    if (warp_ == 0 && lane_ == 0 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
+    if (warp_ == 0 && lane_ == 0 && blockIdx.x == 0) params_.splits[blockIdx.y] = split;
   }
 
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {

@@ -52,6 +52,7 @@ struct MlaTraits {
   // accumulator 16.
   static constexpr int kThreads = kSymmetric ? 384 : 512;
   static constexpr int kOutputRegisters = 168;
+  static constexpr int kWalks = kSymmetric ? 12 : 8;  // the producer warps, and those with scores
   static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
   static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
   // Warpgroups share what the kernel starts with, 168 a thread, or setmaxnreg waits for ever.
@@ -112,10 +113,8 @@ struct MlaTraits {
     RingBarriers<kStages> cache_ring;         // a producer warp -> scores and output warps
     uint64_t factors_ready[kStages];          // a producer warp -> scores' warps
     RingBarriers<kBuffers> probability_ring;  // scores -> output warps
-    int64_t plan_scratch[kThreads / 32 + 1];
-    MlaPlan plan;
-    bool any_unit;                           // whether this CTA has one
-    MlaWalkState walk[kSymmetric ? 12 : 8];  // of the producer warps and of those with scores
+    bool any_unit;  // whether this CTA has one
+    MlaWalkState walk[kWalks];
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");
