@@ -28,20 +28,20 @@ class DecodeConsumer {
       : shared_(shared), params_(params), warp_(warp), lane_(lane), slice_(warp / params.row_tiles) {}
 
   __device__ void run() {
-    SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_]);
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_], true);
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      if (pass > 0) {
+    do {
+      if (!walk.rehearses()) {
         ptx::wait_for_previous_grid();
         note_split({.first_team = -1});
       }
-      walk.plan(pass == 0);
+      walk.plan();
       while (walk.next()) {
         attend(walk.unit());
         DecodeFinish<Traits>(shared_, params_, walk.unit(), warp_, lane_).run(output_, maximum_, sum_);
         if (walk.continues()) note_split(walk.split());
       }
-    }
+    } while (walk.again());
   }
 
  private:

@@ -32,7 +32,6 @@ __global__ void __launch_bounds__(DecodeCombineWork::kCombineThreads)
   __shared__ int16_t continuing[kMaxTeams];
   __shared__ int count;
   ptx::launch_dependents();
-  ptx::wait_for_previous_grid();
   const DecodeCombineWork work{params};
   SplitCombine<DecodeCombineWork>(work).run(continuing, count);
 }

@@ -20,12 +20,12 @@ class DecodeProducer {
       : shared_(shared), maps_(maps), params_(params), warp_(warp), lane_(lane) {}
 
   __device__ void run() {
-    SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_]);
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_], true);
     int count = 0;  // blocks of this CTA
 #pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      if (pass > 0) start();
-      walk.plan(pass == 0);
+    do {
+      if (!walk.rehearses()) start();
+      walk.plan();
       while (walk.next()) {
         const SplitUnit& unit = walk.unit();
         if (warp_ == 0 && count > DecodeParams::kRehearsalLength) prefetch_query(unit);
@@ -34,7 +34,7 @@ class DecodeProducer {
           if (count % Traits::kProducerWarps == warp_) load(unit, span, (span.first_block + block) * kTokens, count);
         }
       }
-    }
+    } while (walk.again());
   }
 
  private:

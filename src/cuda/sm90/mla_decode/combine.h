@@ -42,7 +42,6 @@ __global__ void __launch_bounds__(MlaCombineWork<Traits>::kCombineThreads)
   __shared__ int16_t continuing[kMaxTeams];
   __shared__ int count;
   ptx::launch_dependents();
-  ptx::wait_for_previous_grid();
   const MlaCombineWork<Traits> work{params};
   SplitCombine<MlaCombineWork<Traits>>(work).run(continuing, count);
 }

@@ -12,6 +12,7 @@
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/store.h"
 #include "cuda/sm90/mla_decode/traits.h"
+#include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/warpgroup.h"
 
 namespace fp8attn::cuda {
@@ -25,17 +26,24 @@ class MlaConsumer {
       : shared_(shared), params_(params), thread_(thread), scores_(shared, params, thread), output_(shared, thread) {}
 
   __device__ void run() {
-    note_split({.first_team = -1});
-    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
+    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp], Traits::kRehearses);
     int count = 0;  // blocks of this CTA before the unit
-    while (walk.next()) {
-      const MlaUnit& unit = walk.unit();
-      if (walk.continues()) note_split(walk.split());
-      load_query(unit);
-      compute(unit, count);
-      count += unit.last - unit.first;
-      finish(unit);
-    }
+#pragma unroll 1
+    do {
+      if (!walk.rehearses()) {
+        ptx::wait_for_previous_grid();
+        note_split({.first_team = -1});
+      }
+      walk.plan();
+      while (walk.next()) {
+        const MlaUnit& unit = walk.unit();
+        if (walk.continues()) note_split(walk.split());
+        load_query(unit);
+        compute(unit, count);
+        count += unit.last - unit.first;
+        finish(unit);
+      }
+    } while (walk.again());
   }
 
  private:

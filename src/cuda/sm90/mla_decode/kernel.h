@@ -35,17 +35,6 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  // The plan is made twice: the first time for nothing, while the kernel before is still at work.
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    if (pass > 0) {
-      // Results of the kernel before may be read, and its inputs overwritten, from here on.
-      ptx::wait_for_previous_grid();
-      ptx::launch_dependents();
-    }
-    const int warp = ptx::uniform_warp();
-    if (warp < Traits::kWalks) MlaWalk(params, shared.walk[warp]).plan(pass == 0);
-  }
   __syncthreads();
 
   // Every role asks for its warp again: a register kept from here on is one too many.

@@ -56,11 +56,12 @@ class MlaOutput {
 
   // The query of the CTA's first unit, if it has one.
   __device__ void load_first_query() {
+    ptx::wait_for_previous_grid();
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
     if (!shared_.any_unit) return;
     const MlaUnit& unit = shared_.walk[4].unit;
-    load_query_rows<Traits, 8, 4>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
-                                  thread_.lane);
+    load_query_rows<Traits, 8, 2>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
+                                  4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
   }
 

@@ -29,8 +29,11 @@ class MlaScores : MlaProducts<Traits> {
       : Products(shared, lane), params_(params), warp_(warp) {}
 
   __device__ void run() {
+    ptx::wait_for_previous_grid();
     note_split({.first_team = -1});
-    bool more = MlaWalk(params_, shared_.walk[4 + warp_]).next();
+    MlaWalk first(params_, shared_.walk[4 + warp_], false);
+    first.plan();
+    bool more = first.next();
     if (warp_ == 0 && lane_ == 0) shared_.any_unit = more;
     // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
     // once.

@@ -46,6 +46,8 @@ struct MlaTraits {
   // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
   // 9 and 5% by it.
   static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
+  // Whether the first unit rehearses. The other structure loads its first query in another way than the next ones.
+  static constexpr bool kRehearses = kSymmetric;
   static constexpr int kConsumerRegisters = 232;
 
   // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh

@@ -21,7 +21,8 @@ struct SplitUnit {
   int slot;  // of the partial result, -1: the unit is not split
 
   // Instructions that a multiprocessor has not run yet come slowly, from memory where the loads of the kernel are in the
-  // way. A unit without a sequence is there to have them run once before: it reads and writes no global memory.
+  // way. A unit without a sequence, of a tile behind the last one, is there to have them run once before: it reads and
+  // writes no global memory.
   __device__ bool rehearses() const { return sequence < 0; }
 };
 
@@ -32,17 +33,37 @@ struct SplitWalkState {
   int sequence, group, length;  // that unit
   SplitUnit unit;               // where it stands
   int start;                    // of the first block of the sequence, relative to the share of this team
+  bool rehearses;               // the walk that comes next, or is under way
 };
 
 // Walks the units of this CTA, one object a warp. Warps see the same.
 template <class Params>
 class SplitWalk {
  public:
+  // Goes on where another object stands.
   __device__ SplitWalk(const Params& params, SplitWalkState& state) : params_(params), state_(state) {}
 
-  // To before the first unit of this CTA. rehearses: no sequence is looked at, and there is one unit, which rehearses.
-  __device__ void plan(bool rehearses) {
+  // rehearses: there are two walks, one of one unit, which rehearses, and no sequence is looked at, before the real one.
+  __device__ SplitWalk(const Params& params, SplitWalkState& state, bool rehearses) : params_(params), state_(state) {
+    if (threadIdx.x % 32 == 0) state_.rehearses = rehearses;
+    __syncwarp();
+  }
+
+  __device__ bool rehearses() const { return state_.rehearses; }
+
+  // Whether there is another walk.
+  __device__ bool again() {
+    const bool more = state_.rehearses;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) state_.rehearses = false;
+    __syncwarp();
+    return more;
+  }
+
+  // To before the first unit of this CTA.
+  __device__ void plan() {
     const SplitSchedule& schedule = params_.schedule;
+    const bool rehearses = state_.rehearses;
     const int sequences = rehearses ? 0 : schedule.sequences, lane = threadIdx.x % 32;
     const int per_lane = (sequences + 31) / 32;
     const int begin = min(lane * per_lane, sequences), end = min(begin + per_lane, sequences);
@@ -158,7 +179,8 @@ class SplitWalk {
     if (threadIdx.x % 32 != 0) return true;
     const bool split = last - first < blocks;
     const int cta = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
-    state_.unit = {sequence, tile, length, first, last, split ? 2 * cta + (start <= 0 ? 0 : 1) : -1};
+    state_.unit = {sequence, sequence < 0 ? params_.schedule.tiles : tile,        length, first, last,
+                   split ? 2 * cta + (start <= 0 ? 0 : 1) : -1};
     state_.start = start;
     return true;
   }
