@@ -26,7 +26,7 @@ class MlaConsumer {
       : shared_(shared), params_(params), thread_(thread), scores_(shared, params, thread), output_(shared, thread) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp], Traits::kRehearses);
+    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp], true);
     int count = 0;  // blocks of this CTA before the unit
 #pragma unroll 1
     do {

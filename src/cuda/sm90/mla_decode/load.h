@@ -22,7 +22,7 @@ class MlaProducer {
       : shared_(shared), maps_(maps), params_(params), stage_(stage), lane_(lane) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.walk[stage_], Traits::kRehearses);
+    MlaWalk walk(params_, shared_.walk[stage_], true);
     int ahead = stage_;  // blocks before the next one that goes to this stage
 #pragma unroll 1
     do {

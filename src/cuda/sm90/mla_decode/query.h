@@ -76,7 +76,9 @@ class MlaQueryRow {
                      : "memory");
       }
       float scale = params.softmax_scale_log2 * divisor * __uint_as_float(0x7F000000u - __float_as_uint(factor));
-      if (Traits::kFormat == CacheFormat::kTensor && params.cache_scale != nullptr) scale *= __ldg(params.cache_scale);
+      if (Traits::kFormat == CacheFormat::kTensor && exists_ && params.cache_scale != nullptr) {
+        scale *= __ldg(params.cache_scale);
+      }
       if (exists_ && params.query_is_e4m3) {
         const auto [batch, token, head] = params.place(sequence, row);
         scale *= params.query_scale.at(batch, head, token);

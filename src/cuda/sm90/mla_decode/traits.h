@@ -46,8 +46,6 @@ struct MlaTraits {
   // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
   // 9 and 5% by it.
   static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
-  // Whether the first unit rehearses. The other structure loads its first query in another way than the next ones.
-  static constexpr bool kRehearses = kSymmetric;
   static constexpr int kConsumerRegisters = 232;
 
   // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh
@@ -55,7 +53,7 @@ struct MlaTraits {
   static constexpr int kThreads = kSymmetric ? 384 : 512;
   static constexpr int kOutputRegisters = 168;
   static constexpr int kWalks = kSymmetric ? 12 : 8;  // the producer warps, and those with scores
-  static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
+  static constexpr int kProducerRegisters = kIsE4M3 ? 40 : 64;
   static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
   // Warpgroups share what the kernel starts with, 168 a thread, or setmaxnreg waits for ever.
   static_assert(!kSymmetric || kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
