@@ -121,8 +121,7 @@ class DecodeFinish {
   // A thread four channels of a row.
   __device__ __forceinline__ void add_up(int first) {
     constexpr int kFours = kChannels / 4;
-    // Or what all groups of channels have in common is kept in registers beside the output.
-    const DecodeParams& params = ptx::launder_reference(params_);
+    const DecodeParams& params = params_;
     const int thread = ptx::launder(32 * warp_ + lane_), tiles = params.row_tiles;
 #pragma unroll 1
     for (int item = thread; item < params.rows_of(unit_.sequence) * kFours; item += Traits::kConsumerThreads) {

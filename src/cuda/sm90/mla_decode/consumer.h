@@ -12,7 +12,6 @@
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/store.h"
 #include "cuda/sm90/mla_decode/traits.h"
-#include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/warpgroup.h"
 
 namespace fp8attn::cuda {
@@ -26,24 +25,17 @@ class MlaConsumer {
       : shared_(shared), params_(params), thread_(thread), scores_(shared, params, thread), output_(shared, thread) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp], true);
+    note_split({.first_team = -1});
+    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
     int count = 0;  // blocks of this CTA before the unit
-#pragma unroll 1
-    do {
-      if (!walk.rehearses()) {
-        ptx::wait_for_previous_grid();
-        note_split({.first_team = -1});
-      }
-      walk.plan();
-      while (walk.next()) {
-        const MlaUnit& unit = walk.unit();
-        if (walk.continues()) note_split(walk.split());
-        load_query(unit);
-        compute(unit, count);
-        count += unit.last - unit.first;
-        finish(unit);
-      }
-    } while (walk.again());
+    while (walk.next()) {
+      const MlaUnit& unit = walk.unit();
+      if (walk.continues()) note_split(walk.split());
+      load_query(unit);
+      compute(unit, count);
+      count += unit.last - unit.first;
+      finish(unit);
+    }
   }
 
  private:
@@ -56,7 +48,7 @@ class MlaConsumer {
 
   // All products with the previous query have been waited for where finish() meets.
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
-    load_query_rows<Traits, 8, 4>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
+    load_query_rows<Traits, 8>(shared_, params_, unit.sequence, unit.tile,
                                   4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
     ptx::named_barrier_sync<256>(kBarrier);
   }

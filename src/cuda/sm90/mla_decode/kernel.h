@@ -35,6 +35,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
+  // Results of the kernel before may be read, and its inputs overwritten, from here on.
+  ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
+  if (const int warp = ptx::uniform_warp(); warp < Traits::kWalks) MlaWalk(params, shared.walk[warp], false).plan();
   __syncthreads();
 
   // Every role asks for its warp again: a register kept from here on is one too many.

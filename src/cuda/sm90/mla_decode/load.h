@@ -22,30 +22,17 @@ class MlaProducer {
       : shared_(shared), maps_(maps), params_(params), stage_(stage), lane_(lane) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.walk[stage_], true);
+    MlaWalk walk(params_, shared_.walk[stage_]);
     int ahead = stage_;  // blocks before the next one that goes to this stage
-#pragma unroll 1
-    do {
-      if (!walk.rehearses()) start();
-      walk.plan();
-      bool is_first = true;
-      while (walk.next()) {
-        const MlaUnit& unit = walk.unit();
-        if (stage_ == 0 && !is_first) prefetch_query(unit);
-        is_first = false;
-        for (; ahead < unit.last - unit.first; ahead += Traits::kStages) load(unit, unit.first + ahead);
-        ahead -= unit.last - unit.first;
-      }
-    } while (walk.again());
+    for (bool is_first = true; walk.next(); is_first = false) {
+      const MlaUnit& unit = walk.unit();
+      if (stage_ == 0 && !is_first) prefetch_query(unit);
+      for (; ahead < unit.last - unit.first; ahead += Traits::kStages) load(unit, unit.first + ahead);
+      ahead -= unit.last - unit.first;
+    }
   }
 
  private:
-  // Results of the kernel before may be read, and its inputs overwritten, from here on.
-  __device__ static void start() {
-    ptx::wait_for_previous_grid();
-    ptx::launch_dependents();
-  }
-
   // The query of a unit but the first into the L2 cache: the scores' warps are still with the unit before.
   __device__ void prefetch_query(const MlaUnit& unit) const {
     const int begin = unit.tile * Traits::kTileM, end = min(begin + Traits::kTileM, params_.rows);
@@ -61,7 +48,7 @@ class MlaProducer {
     const int count = min(unit.length - first, Traits::kTileN);
     // Behind the last token there may be NaN, which P = 0 would not silence: such a block is gathered, with zeros.
     if (params_.box_rows > 0 && !params_.sparse && count == Traits::kTileN) {
-      load_boxes(unit.sequence, first, unit.rehearses());
+      load_boxes(unit.sequence, first);
     } else {
       gather(unit.sequence, first, count);
     }
@@ -110,11 +97,10 @@ class MlaProducer {
   __device__ void wait_for_stage() { wait_barrier(&shared_.cache_ring.empty[stage_], parity_ ^ 1); }
 
   // A lane a box of tokens.
-  __device__ void load_boxes(int sequence, int first, bool rehearses) {
+  __device__ void load_boxes(int sequence, int first) {
     const int rows = params_.box_rows;
     int page = -1, position = 0;
-    const bool loads = lane_ * rows < Traits::kTileN && !rehearses;
-    if (loads) {
+    if (lane_ * rows < Traits::kTileN) {
       const int token = first + lane_ * rows;
       const int index = params_.page_size.divide(token);
       position = token - index * params_.page_size.divisor();
@@ -124,11 +110,10 @@ class MlaProducer {
     uint64_t* full = &shared_.cache_ring.full[stage_];
     if (lane_ == 0) {
       ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
-                                             ::cuda::ptx::space_shared, full,
-                                             rehearses ? 0 : Traits::kTileN * Traits::kRecordBytes);
+                                             ::cuda::ptx::space_shared, full, Traits::kTileN * Traits::kRecordBytes);
     }
     __syncwarp();
-    if (!loads) return;
+    if (lane_ * rows >= Traits::kTileN) return;
     const int row = lane_ * rows;
     constexpr int kLatentChunk = Traits::LatentTile::kChunkBytes, kRopeChunk = Traits::RopeTile::kChunkBytes;
 #pragma unroll 1
@@ -175,7 +160,7 @@ class MlaProducer {
     for (int base = 0; base < Traits::kTileN; base += 32) {
       // Lane l knows where token base + l is.
       const int token = base + lane_;
-      const uint8_t* mine = token < count && sequence >= 0 ? record(ptx::launder(sequence), first + token) : nullptr;
+      const uint8_t* mine = token < count ? record(ptx::launder(sequence), first + token) : nullptr;
       const uint32_t present = __ballot_sync(0xFFFFFFFFu, mine != nullptr);
       if (base == 0) wait_for_stage();
       if (lane_ == 0) shared_.present[stage_][base / 32] = present;

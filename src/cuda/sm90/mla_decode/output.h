@@ -13,7 +13,6 @@
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/store.h"
 #include "cuda/sm90/mla_decode/traits.h"
-#include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/wgmma.h"
 #include "cuda/sm90/ptx/wgmma_control.h"
@@ -29,9 +28,8 @@ class MlaOutput {
       : shared_(shared), params_(params), thread_(thread) {}
 
   __device__ void run() {
-    bool begins = true;  // a walk over units
+    load_first_query();
     while (true) {
-      if (begins) load_first_query();
       clear();
       int kind;
 #pragma unroll 1
@@ -48,7 +46,6 @@ class MlaOutput {
       }
       if (kind == MlaMessage::kExit) return;
       store_output<Traits>(shared_, params_, message(), output_, probability_.stage(), thread_);
-      begins = message().sequence < 0;  // the walk that rehearses is one unit
       finish_message();
     }
   }
@@ -57,14 +54,13 @@ class MlaOutput {
   static constexpr int kColumns = Traits::kFreshColumns;
   static_assert(kColumns == 32, "the product in use");
 
-  // The query of the first unit of a walk, if it has one.
+  // The query of the CTA's first unit, if it has one.
   __device__ void load_first_query() {
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
     if (!shared_.any_unit) return;
     const MlaUnit& unit = shared_.walk[4].unit;
-    if (!unit.rehearses()) ptx::wait_for_previous_grid();
-    load_query_rows<Traits, 8, 2>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
-                                  4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
+    load_query_rows<Traits, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
+                                  thread_.lane);
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
   }
 

@@ -11,7 +11,6 @@
 #include "cuda/sm90/mla_decode/query.h"
 #include "cuda/sm90/mla_decode/softmax.h"
 #include "cuda/sm90/mla_decode/traits.h"
-#include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/matrix.h"
 #include "cuda/sm90/ptx/warpgroup.h"
 
@@ -30,28 +29,21 @@ class MlaScores : MlaProducts<Traits> {
       : Products(shared, lane), params_(params), warp_(warp) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.walk[4 + warp_], true);
-#pragma unroll 1
-    do {
-      if (!walk.rehearses()) {
-        ptx::wait_for_previous_grid();
-        note_split({.first_team = -1});
-      }
-      walk.plan();
-      bool more = walk.next();
-      if (warp_ == 0 && lane_ == 0) shared_.any_unit = more;
-      // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
-      // once.
-      ptx::named_barrier_sync<384>(kFirstQueryBarrier);            // they may look at the unit
-      if (more) ptx::named_barrier_sync<384>(kFirstQueryBarrier);  // they are done
-      warp_ = ptx::uniform_warp() % 4;                             // a register kept until here is one too many
-      while (more) {
-        if (walk.continues()) note_split(walk.split());
-        compute(walk.unit());
-        more = walk.next();
-        if (more) load_query(walk.unit());
-      }
-    } while (walk.again());
+    note_split({.first_team = -1});
+    bool more = MlaWalk(params_, shared_.walk[4 + warp_]).next();
+    if (warp_ == 0 && lane_ == 0) shared_.any_unit = more;
+    // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
+    // once.
+    ptx::named_barrier_sync<384>(kFirstQueryBarrier);            // they may look at the unit
+    if (more) ptx::named_barrier_sync<384>(kFirstQueryBarrier);  // they are done
+    warp_ = ptx::uniform_warp() % 4;                             // a register kept until here is one too many
+    MlaWalk walk(params_, shared_.walk[4 + warp_]);
+    while (more) {
+      if (walk.continues()) note_split(walk.split());
+      compute(walk.unit());
+      more = walk.next();
+      if (more) load_query(walk.unit());
+    }
     begin_message();
     send(MlaMessage::kExit);
   }
@@ -68,8 +60,7 @@ class MlaScores : MlaProducts<Traits> {
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
     // All products with the previous query have been waited for by all warps, then all rows of the new one are there.
     ptx::named_barrier_sync<128>(kBarrier);
-    constexpr int kAtOnce = Traits::kIsE4M3 ? 1 : 2;  // what registers there are
-    load_query_rows<Traits, 4, kAtOnce>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile, warp_,
+    load_query_rows<Traits, 4>(shared_, params_, unit.sequence, unit.tile, warp_,
                                         ptx::launder(lane_));
     ptx::named_barrier_sync<128>(kBarrier);
   }
@@ -225,7 +216,7 @@ class MlaScores : MlaProducts<Traits> {
       const float sum = softmax_.sum(i);
       const float log2_sum = softmax_.log2_sum(i, sum);  // of exp(logits), base 2
       float factor = sum > 0.0f ? 1.0f / sum : 0.0f;
-      if (Traits::kFormat == CacheFormat::kTensor && params_.cache_scale != nullptr && !unit.rehearses()) {
+      if (Traits::kFormat == CacheFormat::kTensor && params_.cache_scale != nullptr) {
         factor *= __ldg(params_.cache_scale);
       }
       const int row_of_sequence = unit.tile * Traits::kTileM + row(i);

@@ -148,7 +148,7 @@ class SplitWalk {
         group = 0;
         ++sequence;
         if (sequence < schedule.sequences && position < share) {
-          length = ptx::launder_reference(params_).length(sequence);
+          length = params_.length(sequence);
         }
       }
       if (!found) continue;
@@ -175,7 +175,7 @@ class SplitWalk {
     const int blocks = params_.blocks_of(length);
     const int first = min(max(-start, 0), blocks), last = min(max(share - start, 0), blocks);
     const bool mine = blocks == 0 ? position >= 0 : last > first;
-    if (!mine || (tile >= params_.schedule.tiles && sequence >= 0)) return false;
+    if (!mine || tile >= params_.schedule.tiles) return false;
     if (threadIdx.x % 32 != 0) return true;
     const bool split = last - first < blocks;
     const int cta = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
