@@ -10,7 +10,6 @@
 #include "cuda/sm90/decode/params.h"
 #include "cuda/sm90/decode/query.h"
 #include "cuda/sm90/decode/traits.h"
-#include "cuda/sm90/ptx/copy.h"
 #include "cuda/sm90/ptx/warpgroup.h"
 #include "cuda/sm90/tile/pipeline.h"
 #include "cuda/sm90/tile/probability.h"
@@ -28,20 +27,13 @@ class DecodeConsumer {
       : shared_(shared), params_(params), warp_(warp), lane_(lane), slice_(warp / params.row_tiles) {}
 
   __device__ void run() {
-    SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_], true);
-#pragma unroll 1
-    do {
-      if (!walk.rehearses()) {
-        ptx::wait_for_previous_grid();
-        note_split({.first_team = -1});
-      }
-      walk.plan();
-      while (walk.next()) {
-        attend(walk.unit());
-        DecodeFinish<Traits>(shared_, params_, walk.unit(), warp_, lane_).run(output_, maximum_, sum_);
-        if (walk.continues()) note_split(walk.split());
-      }
-    } while (walk.again());
+    note_split({.first_team = -1});
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_]);
+    while (walk.next()) {
+      attend(walk.unit());
+      DecodeFinish<Traits>(shared_, params_, walk.unit(), warp_, lane_).run(output_, maximum_, sum_);
+      if (walk.continues()) note_split(walk.split());
+    }
   }
 
  private:

@@ -46,9 +46,15 @@ class DecodeFinish {
 
   __device__ int local_row(int i) const { return lane_ / 4 + 8 * i; }
 
+  // Whether the tile has any of rows 8 i to 8 i + 7.
+  __device__ bool has_rows(int i) const {
+    return (warp_ & (params_.row_tiles - 1)) * kRowTile + 8 * i < params_.rows;
+  }
+
   __device__ void publish(const float (&maximum)[2], const float (&sum)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      if (!has_rows(i)) continue;
       float total = sum[i] + __shfl_xor_sync(0xFFFFFFFFu, sum[i], 1);
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
       if (lane_ % 4 == 0) {
@@ -63,6 +69,8 @@ class DecodeFinish {
     const int tiles = params_.row_tiles, tile = warp_ & (tiles - 1);  // a power of two
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      factor[i] = 0.0f;
+      if (!has_rows(i)) continue;
       float largest = -INFINITY, sum = 0.0f;
       // Four neighbouring lanes have the row, each looks at every fourth warp.
       constexpr int kLanes = 4;
@@ -91,7 +99,7 @@ class DecodeFinish {
       // For add_up(), beside the channels: the sums may be of the next unit by then.
       if (lane_ % 4 == 0) shared_.exchange[warp_][local_row(i)][kChannels] = empty ? 1.0f : 0.0f;
       const int index = tile * kRowTile + local_row(i);
-      if (index >= params_.rows_of(unit_.sequence)) continue;
+      if (index >= params_.rows) continue;
       const DecodeParams::Row row = params_.row(unit_.tile, index);
       const bool leads = warp_ == tile && lane_ % 4 == 0;
       if (unit_.slot >= 0) {
@@ -124,7 +132,7 @@ class DecodeFinish {
     const DecodeParams& params = params_;
     const int thread = ptx::launder(32 * warp_ + lane_), tiles = params.row_tiles;
 #pragma unroll 1
-    for (int item = thread; item < params.rows_of(unit_.sequence) * kFours; item += Traits::kConsumerThreads) {
+    for (int item = thread; item < params.rows * kFours; item += Traits::kConsumerThreads) {
       const int index = item / kFours, four = item % kFours, channel = first + 4 * four;
       if (channel >= params.call.head_dim_v) continue;
       const int tile = index / kRowTile, local = index % kRowTile;

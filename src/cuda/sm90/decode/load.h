@@ -20,33 +20,22 @@ class DecodeProducer {
       : shared_(shared), maps_(maps), params_(params), warp_(warp), lane_(lane) {}
 
   __device__ void run() {
-    SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_], true);
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_]);
     int count = 0;  // blocks of this CTA
-#pragma unroll 1
-    do {
-      if (!walk.rehearses()) start();
-      walk.plan();
-      while (walk.next()) {
-        const SplitUnit& unit = walk.unit();
-        if (warp_ == 0 && count > DecodeParams::kRehearsalLength) prefetch_query(unit);
-        const DecodeParams::Span span = params_.span(params_.mask(unit.sequence));
-        for (int block = unit.first; block < unit.last; ++block, ++count) {
-          if (count % Traits::kProducerWarps == warp_) load(unit, span, (span.first_block + block) * kTokens, count);
-        }
+    while (walk.next()) {
+      const SplitUnit& unit = walk.unit();
+      if (warp_ == 0 && count > 0) prefetch_query(unit);
+      const DecodeParams::Span span = params_.span(params_.mask(unit.sequence));
+      for (int block = unit.first; block < unit.last; ++block, ++count) {
+        if (count % Traits::kProducerWarps == warp_) load(unit, span, (span.first_block + block) * kTokens, count);
       }
-    } while (walk.again());
+    }
   }
 
  private:
   static constexpr int kTokens = Traits::kBlockTokens, kElement = Traits::Element::kBytes;
   using KeyTile = typename Traits::KeyTile;
   using ValueTile = typename Traits::ValueTile;
-
-  // Results of the kernel before may be read, and its inputs overwritten, from here on.
-  __device__ static void start() {
-    ptx::wait_for_previous_grid();
-    ptx::launch_dependents();
-  }
 
   // The query of a unit but the first into the L2 cache: the consumers are still with the unit before.
   __device__ void prefetch_query(const SplitUnit& unit) const {
@@ -77,7 +66,7 @@ class DecodeProducer {
   __device__ void load_boxes(const SplitUnit& unit, const DecodeParams::Span& span, int first, int stage, Wait wait) {
     const PrefillParams& call = params_.call;
     const int rows = params_.box_rows, begin = lane_ * rows, token = first + begin;
-    bool loads = begin < kTokens && !unit.rehearses();
+    bool loads = begin < kTokens;
     int row = token, entry = unit.sequence;
     if (call.keys == Placement::kPages) {
       // What no row sees is not loaded by pages: table entries behind the length may be anything. It is masked.
@@ -119,7 +108,7 @@ class DecodeProducer {
       // Lane l knows where token base + l is.
       const int token = first + base + lane_, index = params_.call.page_size.divide(token);
       const int row = token - index * params_.call.page_size.divisor();
-      const int page = token < span.end && !unit.rehearses() ? params_.call.batch.page(unit.sequence, index) : -1;
+      const int page = token < span.end ? params_.call.batch.page(unit.sequence, index) : -1;
       if (base == 0) wait();
       copy_rows<KeyTile>(shared_.key[stage], params_.key, params_.head_dim_qk, base, page, row, unit.tile);
       copy_rows<ValueTile>(shared_.value[stage], params_.value, params_.call.head_dim_v, base, page, row, unit.tile);

@@ -53,8 +53,7 @@ struct DecodeParams {
     int begin, end, first_block, blocks;
   };
   __device__ Mask mask(int sequence) const {
-    const int keys = sequence < 0 ? kRehearsalLength << block_shift : call.batch.keys(sequence).length;
-    return {queries, keys, call.causal, call.window_left};
+    return {queries, call.batch.keys(sequence).length, call.causal, call.window_left};
   }
   __device__ Span span(const Mask& mask) const {
     const int begin = mask.visible_begin(0), end = mask.visible_end(queries - 1);
@@ -66,10 +65,9 @@ struct DecodeParams {
   // As split_schedule.h asks.
   __device__ int length(int sequence) const { return span(mask(sequence)).blocks; }
   __device__ static int blocks_of(int length) { return length; }
-  static constexpr int kRehearsalLength = 4;  // a slice for each of eight warps
 
-  // None where a unit rehearses.
-  __device__ int rows_of(int sequence) const { return sequence < 0 ? 0 : rows; }
+  // Whether lengths are those of the tensors, not in memory that a kernel before may write.
+  __device__ bool knows_lengths() const { return !call.batch.uneven(); }
 
   struct Row {
     int token, head;

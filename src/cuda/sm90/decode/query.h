@@ -21,15 +21,14 @@ class DecodeQuery {
   // first_row: of the tile. multiplier: from a score to octaves.
   __device__ __forceinline__ void load(const DecodeParams& params, int sequence, int kv_head, int first_row, int lane,
                                        float (&multiplier)[2]) {
-    const int rows = params.rows_of(sequence);
-    const float common = rows > 0 ? params.call.softmax_scale_log2 * params.call.k_scale.at(sequence, kv_head) : 0.0f;
+    const float common = params.call.softmax_scale_log2 * params.call.k_scale.at(sequence, kv_head);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int index = first_row + lane / 4 + 8 * i;
-      const bool exists = index < rows;
+      const bool exists = index < params.rows;
       const DecodeParams::Row row = params.row(kv_head, exists ? index : 0);
       const uint8_t* source = params.query.at(sequence, row.token, row.head);
-      multiplier[i] = exists ? common * params.call.q_scale.at(sequence, row.head, row.token) : 0.0f;
+      multiplier[i] = common * params.call.q_scale.at(sequence, row.head, row.token);
       if constexpr (Traits::Element::kBytes == 2) {
         load_pairs(params, source, exists, i, lane % 4);
       } else if (params.query_dtype == DType::kE4M3) {

@@ -73,7 +73,6 @@ struct MlaParams {
   }
 
   __device__ static int blocks_of(int length) { return (length + 63) / 64; }
-  static constexpr int kRehearsalLength = 64;
   __device__ int length(int sequence) const {
     if (lengths.data == nullptr) return max_length;
     const int batch = sequence_tokens.divide(sequence);

@@ -2,7 +2,7 @@
 // when they change.
 //
 // Params has a `schedule`, length(sequence), any number that says how long a sequence is, blocks_of(length), the blocks
-// that this makes, and kRehearsalLength. The grid is a schedule's team_size by teams.
+// that this makes. The grid is a schedule's team_size by teams.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,6 @@ struct SplitUnit {
   int length;  // of the whole sequence
   int first, last;
   int slot;  // of the partial result, -1: the unit is not split
-
-  // Instructions that a multiprocessor has not run yet come slowly, from memory where the loads of the kernel are in the
-  // way. A unit without a sequence, of a tile behind the last one, is there to have them run once before: it reads and
-  // writes no global memory.
-  __device__ bool rehearses() const { return sequence < 0; }
 };
 
 // Where a warp stands on its walk over the units of its CTA. In shared memory: there are no registers to spare.
@@ -33,93 +28,23 @@ struct SplitWalkState {
   int sequence, group, length;  // that unit
   SplitUnit unit;               // where it stands
   int start;                    // of the first block of the sequence, relative to the share of this team
-  bool rehearses;               // the walk that comes next, or is under way
 };
 
 // Walks the units of this CTA, one object a warp. Warps see the same.
 template <class Params>
 class SplitWalk {
  public:
-  // Goes on where another object stands.
   __device__ SplitWalk(const Params& params, SplitWalkState& state) : params_(params), state_(state) {}
 
-  // rehearses: there are two walks, one of one unit, which rehearses, and no sequence is looked at, before the real one.
-  __device__ SplitWalk(const Params& params, SplitWalkState& state, bool rehearses) : params_(params), state_(state) {
-    if (threadIdx.x % 32 == 0) state_.rehearses = rehearses;
-    __syncwarp();
-  }
-
-  __device__ bool rehearses() const { return state_.rehearses; }
-
-  // Whether there is another walk.
-  __device__ bool again() {
-    const bool more = state_.rehearses;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) state_.rehearses = false;
-    __syncwarp();
-    return more;
-  }
-
-  // To before the first unit of this CTA.
-  __device__ void plan() {
-    const SplitSchedule& schedule = params_.schedule;
-    const bool rehearses = state_.rehearses;
-    const int sequences = rehearses ? 0 : schedule.sequences, lane = threadIdx.x % 32;
-    const int per_lane = (sequences + 31) / 32;
-    const int begin = min(lane * per_lane, sequences), end = min(begin + per_lane, sequences);
-    int64_t sum = 0;
-    int longest = 0;
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      const int blocks = params_.blocks_of(params_.length(i));
-      longest = max(longest, blocks);
-      sum += schedule.groups * static_cast<int64_t>(blocks + kUnitOverhead);
-    }
-    longest = __reduce_max_sync(0xFFFFFFFFu, longest);
-    const int64_t inclusive = inclusive_scan_of_warp(sum), total = __shfl_sync(0xFFFFFFFFu, inclusive, 31);
-
-    int64_t share = (total + schedule.teams - 1) / schedule.teams;
-    if (share < kLeastShare) share = kLeastShare;
-    // Units that are not split cost no combining: take whole ones where that is nearly as even.
-    const int64_t units = static_cast<int64_t>(sequences) * schedule.groups;
-    const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + kUnitOverhead);
-    if (whole >= share && 12 * whole <= 13 * share) share = whole;
-
-    if (lane == 0) {
-      if (rehearses) {
-        state_.share = Params::blocks_of(Params::kRehearsalLength);
-        state_.position = -kUnitOverhead;
-        state_.sequence = -1;
-        state_.length = Params::kRehearsalLength;
-      } else {  // beyond the end of the line
-        state_.share = static_cast<int>(share);
-        state_.position = 0;
-        state_.sequence = sequences;
-      }
-      state_.group = 0;
-    }
-    __syncwarp();
-    // The lane in whose sequences this team's part begins finds where.
-    const int64_t start = share * blockIdx.y;
-    int64_t before = inclusive - sum;
-    if (before <= start && start < inclusive) {
-      int length = 0;
-      int64_t unit = 1;
-      int i = begin;
-#pragma unroll 1
-      for (; i < end; ++i) {
-        length = params_.length(i);
-        unit = params_.blocks_of(length) + kUnitOverhead;
-        if (before + schedule.groups * unit > start) break;
-        before += schedule.groups * unit;
-      }
-      const int64_t group = (start - before) / unit;
-      state_.position = static_cast<int>(before + group * unit - start);
-      state_.sequence = i;
-      state_.group = static_cast<int>(group);
-      state_.length = length;
-    }
-    __syncwarp();
+  // To before the first unit of this CTA, for all of kWalks states, by one warp. Short, and without barriers: what
+  // comes before the first load counts in full where there is little to load.
+  template <int kWalks>
+  __device__ static void plan(const Params& params, SplitWalkState (&states)[kWalks]) {
+    SplitWalk walk(params, states[0]);
+    walk.plan();
+    const int lane = threadIdx.x % 32;
+    static_assert(kWalks <= 32);
+    if (lane > 0 && lane < kWalks) states[lane] = states[0];
   }
 
   __device__ const SplitUnit& unit() const { return state_.unit; }
@@ -168,6 +93,59 @@ class SplitWalk {
   static constexpr int kUnitOverhead = 3;  // of a unit, in blocks: query, first loads, output
   static constexpr int kLeastShare = 2;
 
+  __device__ __forceinline__ void plan() {
+    const SplitSchedule& schedule = params_.schedule;
+    const int sequences = schedule.sequences, lane = threadIdx.x % 32;
+    const int per_lane = (sequences + 31) / 32;
+    const int begin = min(lane * per_lane, sequences), end = min(begin + per_lane, sequences);
+    int64_t sum = 0;
+    int longest = 0, length = 0;
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      length = params_.length(i);
+      const int blocks = params_.blocks_of(length);
+      longest = max(longest, blocks);
+      sum += schedule.groups * static_cast<int64_t>(blocks + kUnitOverhead);
+    }
+    longest = __reduce_max_sync(0xFFFFFFFFu, longest);
+    const int64_t inclusive = inclusive_scan_of_warp(sum), total = __shfl_sync(0xFFFFFFFFu, inclusive, 31);
+
+    int64_t share = (total + schedule.teams - 1) / schedule.teams;
+    if (share < kLeastShare) share = kLeastShare;
+    // Units that are not split cost no combining: take whole ones where that is nearly as even.
+    const int64_t units = static_cast<int64_t>(sequences) * schedule.groups;
+    const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + kUnitOverhead);
+    if (whole >= share && 12 * whole <= 13 * share) share = whole;
+
+    if (lane == 0) {  // beyond the end of the line
+      state_.share = static_cast<int>(share);
+      state_.position = 0;
+      state_.sequence = sequences;
+      state_.group = 0;
+    }
+    __syncwarp();
+    // The lane in whose sequences this team's part begins finds where.
+    const int64_t start = share * blockIdx.y;
+    int64_t before = inclusive - sum;
+    if (before <= start && start < inclusive) {
+      int64_t unit;
+      int i = begin;
+#pragma unroll 1
+      for (;; ++i) {
+        if (per_lane > 1) length = params_.length(i);
+        unit = params_.blocks_of(length) + kUnitOverhead;
+        if (before + schedule.groups * unit > start) break;
+        before += schedule.groups * unit;
+      }
+      const int64_t group = (start - before) / unit;
+      state_.position = static_cast<int>(before + group * unit - start);
+      state_.sequence = i;
+      state_.group = static_cast<int>(group);
+      state_.length = length;
+    }
+    __syncwarp();
+  }
+
   // Notes the unit at `position`. False where none of its blocks, or no tile, is this CTA's.
   __device__ bool visit(int sequence, int group, int length, int position, int share) {
     const int tile = group * params_.schedule.team_size + static_cast<int>(blockIdx.x);
@@ -179,8 +157,7 @@ class SplitWalk {
     if (threadIdx.x % 32 != 0) return true;
     const bool split = last - first < blocks;
     const int cta = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x);
-    state_.unit = {sequence, sequence < 0 ? params_.schedule.tiles : tile,        length, first, last,
-                   split ? 2 * cta + (start <= 0 ? 0 : 1) : -1};
+    state_.unit = {sequence, tile, length, first, last, split ? 2 * cta + (start <= 0 ? 0 : 1) : -1};
     state_.start = start;
     return true;
   }
