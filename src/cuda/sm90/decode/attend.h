@@ -29,6 +29,7 @@ class DecodeConsumer {
   __device__ void run() {
     note_split({.first_team = -1});
     SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_]);
+    walk.plan();
     while (walk.next()) {
       attend(walk.unit());
       DecodeFinish<Traits>(shared_, params_, walk.unit(), warp_, lane_).run(output_, maximum_, sum_);

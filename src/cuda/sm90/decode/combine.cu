@@ -7,7 +7,7 @@ namespace fp8attn::cuda {
 namespace {
 
 struct DecodeCombineWork {
-  static constexpr int kCombineThreads = 128, kPartsAtOnce = 16;
+  static constexpr int kCombineThreads = 128;
   const DecodeParams& params;
 
   __device__ const SplitSchedule& schedule() const { return params.schedule; }

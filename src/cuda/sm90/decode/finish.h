@@ -46,15 +46,9 @@ class DecodeFinish {
 
   __device__ int local_row(int i) const { return lane_ / 4 + 8 * i; }
 
-  // Whether the tile has any of rows 8 i to 8 i + 7.
-  __device__ bool has_rows(int i) const {
-    return (warp_ & (params_.row_tiles - 1)) * kRowTile + 8 * i < params_.rows;
-  }
-
   __device__ void publish(const float (&maximum)[2], const float (&sum)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!has_rows(i)) continue;
       float total = sum[i] + __shfl_xor_sync(0xFFFFFFFFu, sum[i], 1);
       total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
       if (lane_ % 4 == 0) {
@@ -69,8 +63,6 @@ class DecodeFinish {
     const int tiles = params_.row_tiles, tile = warp_ & (tiles - 1);  // a power of two
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      factor[i] = 0.0f;
-      if (!has_rows(i)) continue;
       float largest = -INFINITY, sum = 0.0f;
       // Four neighbouring lanes have the row, each looks at every fourth warp.
       constexpr int kLanes = 4;

@@ -25,11 +25,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     shared.ring.init(params.gathers ? 32 : 1, Traits::kSlices * params.row_tiles);
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  // Results of the kernel before may be read, and its inputs overwritten, from behind the wait on.
-  if (!params.knows_lengths()) ptx::wait_for_previous_grid();
-  if (threadIdx.x / 32 == 1) SplitWalk<DecodeParams>::plan(params, shared.walk);
   __syncthreads();
-  if (params.knows_lengths()) ptx::wait_for_previous_grid();
+  // Results of the kernel before may be read, and its inputs overwritten, from here on.
+  ptx::wait_for_previous_grid();
   ptx::launch_dependents();
 
   const int warp = ptx::uniform_warp(), lane = threadIdx.x % 32;

@@ -21,6 +21,7 @@ class DecodeProducer {
 
   __device__ void run() {
     SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_]);
+    walk.plan();
     int count = 0;  // blocks of this CTA
     while (walk.next()) {
       const SplitUnit& unit = walk.unit();

@@ -66,9 +66,6 @@ struct DecodeParams {
   __device__ int length(int sequence) const { return span(mask(sequence)).blocks; }
   __device__ static int blocks_of(int length) { return length; }
 
-  // Whether lengths are those of the tensors, not in memory that a kernel before may write.
-  __device__ bool knows_lengths() const { return !call.batch.uneven(); }
-
   struct Row {
     int token, head;
   };

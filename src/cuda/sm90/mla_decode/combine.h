@@ -13,7 +13,7 @@ namespace fp8attn::cuda {
 
 template <class Traits>
 struct MlaCombineWork {
-  static constexpr int kCombineThreads = 256, kPartsAtOnce = 32;
+  static constexpr int kCombineThreads = 256;
   const MlaParams& params;
 
   __device__ const SplitSchedule& schedule() const { return params.schedule; }

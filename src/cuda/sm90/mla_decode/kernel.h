@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   // Results of the kernel before may be read, and its inputs overwritten, from here on.
   ptx::wait_for_previous_grid();
   ptx::launch_dependents();
-  if (threadIdx.x / 32 == 1) MlaWalk::plan(params, shared.walk);
+  if (const int warp = ptx::uniform_warp(); warp < Traits::kWalks) MlaWalk(params, shared.walk[warp]).plan();
   __syncthreads();
 
   // Every role asks for its warp again: a register kept from here on is one too many.

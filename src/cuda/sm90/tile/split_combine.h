@@ -13,7 +13,6 @@ inline constexpr int kMaxTeams = 1024;  // one a CTA at most
 
 // Work says what the kernels differ in:
 //   kCombineThreads
-//   kPartsAtOnce                     loads in flight of a warp: their latency is what combining takes. 16 or 32
 //   schedule(), splits()             as the kernel before used them
 //   rows()                           of a tile
 //   has(tile, row)                   whether the tile has that row
@@ -52,24 +51,15 @@ class SplitCombine {
     if (threadIdx.x < 32) {
       int found = 0;
       const int teams = work_.schedule().teams;
-      constexpr int kAtOnce = 3;  // loads in flight of a lane
 #pragma unroll 1
-      for (int base = 0; base < teams; base += 32 * kAtOnce) {
-        Split split[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int team = base + 32 * i + static_cast<int>(threadIdx.x);
-          split[i].first_team = -1;
-          if (team < teams) split[i] = work_.splits()[team];
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int team = base + 32 * i + static_cast<int>(threadIdx.x);
-          const bool is = split[i].first_team >= 0 && split[i].first_team == team - 1;
-          const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, is);
-          if (is) continuing[found + __popc(ballot & ((1u << threadIdx.x) - 1))] = split[i];
-          found += __popc(ballot);
-        }
+      for (int base = 0; base < teams; base += 32) {
+        const int team = base + static_cast<int>(threadIdx.x);
+        Split split{.first_team = -1};
+        if (team < teams) split = work_.splits()[team];
+        const bool is = split.first_team >= 0 && split.first_team == team - 1;
+        const uint32_t ballot = __ballot_sync(0xFFFFFFFFu, is);
+        if (is) continuing[found + __popc(ballot & ((1u << threadIdx.x) - 1))] = split;
+        found += __popc(ballot);
       }
       if (threadIdx.x == 0) count = found;
     }
@@ -92,7 +82,7 @@ class SplitCombine {
     const float* const source = work_.partial(first_slot, row) + (exists ? channel : 0);
     const auto of_slot = static_cast<uint32_t>(work_.partial(1, 0) - work_.partial(0, 0));
     const uint32_t stride = step * of_slot, first = split.first_slot * of_slot;  // first: where the first part is
-    constexpr int kAtOnce = Work::kPartsAtOnce;
+    constexpr int kAtOnce = 16;  // parts in flight: their latency is what combining takes
     float used = 0.0f, sum = 0.0f;
     float4 value{};
 #pragma unroll 1
@@ -131,11 +121,7 @@ class SplitCombine {
   __device__ __forceinline__ static float largest_of(const Log2Sum& log2_sum, int parts) {
     float largest = -INFINITY;
 #pragma unroll 1
-    for (int part = threadIdx.x % 32; part < parts; part += 128) {
-      // -infinity behind the last part.
-      largest = fmaxf(fmaxf(fmaxf(largest, log2_sum(part)), log2_sum(part + 32)),
-                      fmaxf(log2_sum(part + 64), log2_sum(part + 96)));
-    }
+    for (int part = threadIdx.x % 32; part < parts; part += 32) largest = fmaxf(largest, log2_sum(part));
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, d));
     return largest == -INFINITY ? 0.0f : largest;

@@ -36,15 +36,57 @@ class SplitWalk {
  public:
   __device__ SplitWalk(const Params& params, SplitWalkState& state) : params_(params), state_(state) {}
 
-  // To before the first unit of this CTA, for all of kWalks states, by one warp. Short, and without barriers: what
-  // comes before the first load counts in full where there is little to load.
-  template <int kWalks>
-  __device__ static void plan(const Params& params, SplitWalkState (&states)[kWalks]) {
-    SplitWalk walk(params, states[0]);
-    walk.plan();
-    const int lane = threadIdx.x % 32;
-    static_assert(kWalks <= 32);
-    if (lane > 0 && lane < kWalks) states[lane] = states[0];
+  // To before the first unit of this CTA. Every warp plans for itself, without barriers.
+  __device__ void plan() {
+    const SplitSchedule& schedule = params_.schedule;
+    const int sequences = schedule.sequences, lane = threadIdx.x % 32;
+    const int per_lane = (sequences + 31) / 32;
+    const int begin = min(lane * per_lane, sequences), end = min(begin + per_lane, sequences);
+    int64_t sum = 0;
+    int longest = 0;
+#pragma unroll 1
+    for (int i = begin; i < end; ++i) {
+      const int blocks = params_.blocks_of(params_.length(i));
+      longest = max(longest, blocks);
+      sum += schedule.groups * static_cast<int64_t>(blocks + kUnitOverhead);
+    }
+    longest = __reduce_max_sync(0xFFFFFFFFu, longest);
+    const int64_t inclusive = inclusive_scan_of_warp(sum), total = __shfl_sync(0xFFFFFFFFu, inclusive, 31);
+
+    int64_t share = (total + schedule.teams - 1) / schedule.teams;
+    if (share < kLeastShare) share = kLeastShare;
+    // Units that are not split cost no combining: take whole ones where that is nearly as even.
+    const int64_t units = static_cast<int64_t>(sequences) * schedule.groups;
+    const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + kUnitOverhead);
+    if (whole >= share && 12 * whole <= 13 * share) share = whole;
+
+    if (lane == 0) {  // beyond the end of the line
+      state_.share = static_cast<int>(share);
+      state_.position = 0;
+      state_.sequence = sequences;
+      state_.group = 0;
+    }
+    __syncwarp();
+    // The lane in whose sequences this team's part begins finds where.
+    const int64_t start = share * blockIdx.y;
+    int64_t before = inclusive - sum;
+    if (before <= start && start < inclusive) {
+      int64_t unit = 1;
+      int i = begin, length = 0;
+#pragma unroll 1
+      for (; i < end; ++i) {
+        length = params_.length(i);
+        unit = params_.blocks_of(length) + kUnitOverhead;
+        if (before + schedule.groups * unit > start) break;
+        before += schedule.groups * unit;
+      }
+      const int64_t group = (start - before) / unit;
+      state_.position = static_cast<int>(before + group * unit - start);
+      state_.sequence = i;
+      state_.group = static_cast<int>(group);
+      state_.length = length;
+    }
+    __syncwarp();
   }
 
   __device__ const SplitUnit& unit() const { return state_.unit; }
@@ -72,9 +114,7 @@ class SplitWalk {
       if (++group == schedule.groups) {
         group = 0;
         ++sequence;
-        if (sequence < schedule.sequences && position < share) {
-          length = params_.length(sequence);
-        }
+        if (sequence < schedule.sequences && position < share) length = params_.length(sequence);
       }
       if (!found) continue;
       if (threadIdx.x % 32 == 0) {
@@ -92,59 +132,6 @@ class SplitWalk {
  private:
   static constexpr int kUnitOverhead = 3;  // of a unit, in blocks: query, first loads, output
   static constexpr int kLeastShare = 2;
-
-  __device__ __forceinline__ void plan() {
-    const SplitSchedule& schedule = params_.schedule;
-    const int sequences = schedule.sequences, lane = threadIdx.x % 32;
-    const int per_lane = (sequences + 31) / 32;
-    const int begin = min(lane * per_lane, sequences), end = min(begin + per_lane, sequences);
-    int64_t sum = 0;
-    int longest = 0, length = 0;
-#pragma unroll 1
-    for (int i = begin; i < end; ++i) {
-      length = params_.length(i);
-      const int blocks = params_.blocks_of(length);
-      longest = max(longest, blocks);
-      sum += schedule.groups * static_cast<int64_t>(blocks + kUnitOverhead);
-    }
-    longest = __reduce_max_sync(0xFFFFFFFFu, longest);
-    const int64_t inclusive = inclusive_scan_of_warp(sum), total = __shfl_sync(0xFFFFFFFFu, inclusive, 31);
-
-    int64_t share = (total + schedule.teams - 1) / schedule.teams;
-    if (share < kLeastShare) share = kLeastShare;
-    // Units that are not split cost no combining: take whole ones where that is nearly as even.
-    const int64_t units = static_cast<int64_t>(sequences) * schedule.groups;
-    const int64_t whole = (units + schedule.teams - 1) / schedule.teams * (longest + kUnitOverhead);
-    if (whole >= share && 12 * whole <= 13 * share) share = whole;
-
-    if (lane == 0) {  // beyond the end of the line
-      state_.share = static_cast<int>(share);
-      state_.position = 0;
-      state_.sequence = sequences;
-      state_.group = 0;
-    }
-    __syncwarp();
-    // The lane in whose sequences this team's part begins finds where.
-    const int64_t start = share * blockIdx.y;
-    int64_t before = inclusive - sum;
-    if (before <= start && start < inclusive) {
-      int64_t unit;
-      int i = begin;
-#pragma unroll 1
-      for (;; ++i) {
-        if (per_lane > 1) length = params_.length(i);
-        unit = params_.blocks_of(length) + kUnitOverhead;
-        if (before + schedule.groups * unit > start) break;
-        before += schedule.groups * unit;
-      }
-      const int64_t group = (start - before) / unit;
-      state_.position = static_cast<int>(before + group * unit - start);
-      state_.sequence = i;
-      state_.group = static_cast<int>(group);
-      state_.length = length;
-    }
-    __syncwarp();
-  }
 
   // Notes the unit at `position`. False where none of its blocks, or no tile, is this CTA's.
   __device__ bool visit(int sequence, int group, int length, int position, int share) {
