@@ -55,7 +55,7 @@ class MlaBlockScores {
     wait_barrier(&shared_.probability_ring.empty[thread_.half], (count / 2 & 1) ^ 1);
     MlaMessage& message = shared_.message[thread_.half];
     if (thread_.lane == 0) message.rescales[thread_.warp] = static_cast<int>(raised);
-    if (raised != 0 && thread_.lane % 4 == 0) {
+    if (thread_.lane % 4 == 0) {
       message.factor[thread_.row(0)] = rescale[0];
       message.factor[thread_.row(1)] = rescale[1];
     }

@@ -27,13 +27,16 @@ class MlaConsumer {
   __device__ void run() {
     note_split({.first_team = -1});
     MlaWalk walk(params_, shared_.plan, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
-    int count = 0;  // blocks of this CTA before the unit
+    int& count = shared_.exchange.blocks_before[4 * thread_.half + thread_.warp];
+    count = 0;  // all lanes write the same
     while (walk.next()) {
       const MlaUnit& unit = walk.unit();
       if (walk.split().first_team >= 0) note_split(walk.split());
       load_query(unit);
-      compute(unit, count);
-      count += unit.last - unit.first;
+      const int before = count;
+      compute(unit, before);
+      __syncwarp();
+      count = before + unit.last - unit.first;
       finish(unit);
     }
   }

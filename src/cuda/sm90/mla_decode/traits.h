@@ -86,6 +86,7 @@ struct MlaTraits {
   struct Exchange {
     float maximum[2][kTileM];     // of the rows, after the last block of each warpgroup
     uint64_t maxima_ready[2][4];  // from a warp to the warp of the same number
+    int blocks_before[8];         // the unit, of this CTA: a number for each warp
     // At the end of a unit.
     struct {
       float sum[kTileM], maximum[kTileM];
