@@ -74,21 +74,19 @@ class MlaBlockScores {
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
   // RoPE products are in flight while groups are added.
   __device__ __forceinline__ void multiply(Scores& scores, int stage) {
-    uint32_t second[16];
+    uint32_t second[16], third[16];
     ptx::wgmma_fence();
     issue_group<0, true>(scores.latent, stage);
     issue_group<1, true>(second, stage);
     ptx::wgmma_commit();
+    issue_group<2, true>(third, stage);
     issue_rope(scores.rope, stage, 0);
     ptx::wgmma_commit();
     take_group<1>(scores.latent, second);
-    issue_group<2, false>(second, stage);
-    ptx::wgmma_commit();
+    issue_group<3, false>(second, stage);
     issue_rope(scores.rope, stage, 2);
     ptx::wgmma_commit();
-    take_group<1>(scores.latent, second);
-    issue_group<3, false>(second, stage);
-    ptx::wgmma_commit();
+    take_group<1>(scores.latent, third);
     take_group<0>(scores.latent, second);
     ptx::pin(scores.rope);
   }
