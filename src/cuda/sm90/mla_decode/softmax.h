@@ -16,6 +16,8 @@ template <class Traits>
 class MlaSoftmax {
  public:
   static constexpr float kTop = Traits::kIsE4M3 ? kProbabilityTopLog2 : 0.0f;
+  static constexpr float kSlack = 0.75f;                                  // 2^8.75 = 430, and e4m3 ends at 448
+  static constexpr float kManyTops = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
 
   __device__ void reset() {
 #pragma unroll
@@ -28,8 +30,8 @@ class MlaSoftmax {
   // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what
   // everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
   //
-  // The maxima are exact, so that the largest probability of a row is stored without rounding: one that may lie up to
-  // 0.75 octaves higher costs a third more error on peaked rows. Behind the first blocks few are raised, and a vote
+  // A row's largest probability is stored without rounding, since it may be most of the row: only where the others make
+  // up for eight such may one lie up to kSlack octaves higher. So few are raised behind the first blocks, and a vote
   // tells.
   __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2],
                                                    float (&rescale)[2]) {
@@ -52,7 +54,10 @@ class MlaSoftmax {
       for (int i = 0; i < 2; ++i) {
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-        const bool above = maximum[i] > top[i];  // so it is not minus infinity
+        // NaN where there was no block before.
+        const float others = sum(i) * ptx::exp2_float(maximum_[i] - top[i]);
+        const float slack = others >= kManyTops ? kSlack : 0.0f;
+        const bool above = maximum[i] > top[i] + slack;  // so it is not minus infinity
         if (above) {
           rescale[i] = ptx::exp2_float(top[i] - maximum[i]);
           top[i] = maximum[i];
