@@ -30,81 +30,113 @@ class MlaBlockOutput {
     for (auto& tile : output_) ptx::clear(tile);
   }
 
-  // The CTA's block number `count`. An item is the products of 64 channels with 32 query rows: two are under way while a
-  // third is folded and the operands of the next channels come from shared memory.
-  __device__ __forceinline__ void add(int count) {
-    constexpr int kTiles = 4, kItems = 2 * kTiles;
-    uint32_t a[3][2][4];  // of three m-tiles in turn
-    float fresh[3][16];   // of three items in turn
-    wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
-    load_values(a[0], count, 0);
-    load_values(a[1], count, 1);
+  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. The probabilities of the last one must be there.
+  // Where it raised no maximum both are relative to the same, and the tensor core sums them together.
+  __device__ __forceinline__ void add(int count, int blocks) {
+    if (blocks == 2 && !raises(count + 1)) {
+      add<2>(count);
+    } else {
+#pragma unroll 1
+      for (int end = count + blocks; count < end; ++count) add<1>(count);
+    }
+  }
+
+  __device__ __forceinline__ void await_probabilities(int count) const {
     wait_barrier(&shared_.probability_ring.full[buffer(count)], count / 2 & 1);
-    const bool raised = raises(count);
-#pragma unroll
-    for (int item = 0; item < kItems + 3; ++item) {
-      const int tile = item / 2, done = item - 3;
-      if (done >= 0) {
-        if (item < kItems + 1) ptx::wgmma_wait<2>();
-        if (item == kItems + 1) ptx::wgmma_wait<1>();
-        if (item == kItems + 2) ptx::wgmma_wait<0>();
-        ptx::pin(fresh[done % 3]);
-      }
-      if (item % 2 == 0 && item >= 2 && tile + 1 < kTiles) load_values(a[(tile + 1) % 3], count, tile + 1);
-      if (done >= 0) fold(done / 2, done % 2, fresh[done % 3], count, raised);
-      if (item < kItems) {
-        if (item % 2 == 0) separate_channels(a[tile % 3]);
-        multiply(fresh[item % 3], a[tile % 3], count, item % 2, item < 3);
-      }
-    }
-    __syncwarp();
-    if (thread_.lane == 0) {
-      arrive_barrier(&shared_.probability_ring.empty[buffer(count)]);
-      arrive_barrier(&shared_.cache_ring.empty[stage(count)]);
-    }
   }
 
  private:
+  static constexpr int kTiles = 4;  // of 64 channels
+
   __device__ static int stage(int count) { return count % Traits::kStages; }
   __device__ static int buffer(int count) { return count % 2; }
 
-  // V^T of 16 channels of each warp by two times 32 tokens: m-tile `tile` of this warpgroup's 256 channels. A lane
-  // addresses the channels of one token. Two tokens by two channels come in a register.
-  __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], int count, int tile) const {
-    using Tile = typename Traits::LatentTile;
-    const uint32_t values = ptx::shared_address(shared_.latent[0]) + stage(count) * Tile::kBytes +
-                            Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp);
-    const uint32_t address = (values ^ (tile % 2 * 64)) + tile / 2 * (Tile::kRows * Tile::kChunkBytes);
-    ptx::ldmatrix_x4_trans(a[0], address);
-    ptx::ldmatrix_x4_trans(a[1], address + 32 * Tile::kChunkBytes);
-  }
-
-  // Rows g and g + 8 of the operand become channels 2 g and 2 g + 1.
-  __device__ __forceinline__ static void separate_channels(uint32_t (&a)[2][4]) {
+  template <int kBlocks>
+  __device__ __forceinline__ void add(int count) {
+    uint32_t a[2][kBlocks][2][4];  // of two tiles
+    constexpr int kFresh = kBlocks == 2 ? 1 : 2;
+    float fresh[kFresh][32];
+    wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
+    load_values<kBlocks>(a[0], count, 0);
+    await_probabilities(count);
+    rescale(shared_.message[buffer(count)]);
 #pragma unroll
-    for (auto& step : a) {
-#pragma unroll
-      for (int r = 0; r < 4; r += 2) {
-        const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420),
-                       odd = __byte_perm(step[r], step[r + 1], 0x7531);
-        step[r] = even;
-        step[r + 1] = odd;
+    for (int tile = 0; tile < kTiles + kFresh - 1; ++tile) {
+      if (tile < kTiles) {
+        separate_channels<kBlocks>(a[tile % 2]);
+        tile < kFresh ? multiply<kBlocks, true>(fresh[tile % kFresh], a[tile % 2], count)
+                 : multiply<kBlocks, false>(fresh[tile % kFresh], a[tile % 2], count);
       }
-      ptx::pin(step);
+      if (kFresh == 1 && tile + 1 < kTiles) load_values<kBlocks>(a[(tile + 1) % 2], count, tile + 1);
+      const int done = tile - kFresh + 1;
+      if (done >= 0) {
+        kFresh == 2 && tile < kTiles ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
+        ptx::pin(fresh[done % kFresh]);
+      }
+      if (kFresh == 2 && tile + 1 < kTiles) load_values<kBlocks>(a[(tile + 1) % 2], count, tile + 1);
+      if (done >= 0) fold(done, fresh[done % kFresh]);
+    }
+    __syncwarp();
+    if (thread_.lane != 0) return;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      arrive_barrier(&shared_.probability_ring.empty[buffer(count + block)]);
+      arrive_barrier(&shared_.cache_ring.empty[stage(count + block)]);
     }
   }
 
-  // 64 channels by 32 query rows, half `half` of them.
-  __device__ __forceinline__ void multiply(float (&fresh)[16], const uint32_t (&a)[2][4], int count, int half,
-                                           bool is_new) const {
+  // V^T of 16 channels of each warp by two times 32 tokens a block: m-tile `tile` of this warpgroup's 256 channels. A
+  // lane addresses the channels of one token. Two tokens by two channels come in a register.
+  template <int kBlocks>
+  __device__ __forceinline__ void load_values(uint32_t (&a)[kBlocks][2][4], int count, int tile) const {
+    using Tile = typename Traits::LatentTile;
+    const uint32_t in_stage = Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      const uint32_t address = ptx::shared_address(shared_.latent[0]) + stage(count + block) * Tile::kBytes + in_stage +
+                               tile / 2 * (Tile::kRows * Tile::kChunkBytes);
+      ptx::ldmatrix_x4_trans(a[block][0], address);
+      ptx::ldmatrix_x4_trans(a[block][1], address + 32 * Tile::kChunkBytes);
+    }
+  }
+
+  // Rows g and g + 8 of the operand become channels 2 g and 2 g + 1.
+  template <int kBlocks>
+  __device__ __forceinline__ static void separate_channels(uint32_t (&a)[kBlocks][2][4]) {
+#pragma unroll
+    for (auto& block : a) {
+#pragma unroll
+      for (auto& step : block) {
+#pragma unroll
+        for (int r = 0; r < 4; r += 2) {
+          const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420),
+                         odd = __byte_perm(step[r], step[r + 1], 0x7531);
+          step[r] = even;
+          step[r + 1] = odd;
+        }
+        ptx::pin(step);
+      }
+    }
+  }
+
+  // 64 channels with all rows of the probabilities.
+  template <int kBlocks, bool kNew>
+  __device__ __forceinline__ void multiply(float (&fresh)[32], const uint32_t (&a)[kBlocks][2][4], int count) const {
     using Tile = typename Traits::ProbabilityTile;
-    const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
-                                 buffer(count) * static_cast<uint32_t>(sizeof(shared_.probability[0])) +
-                                 Tile::offset(32 * half, 0);
     ptx::wgmma_fence();
-    const uint64_t b = Tile::k_major_descriptor(probability, 0);
-    is_new ? ptx::wgmma_e4m3_f32_n32_rs_first(fresh, a[0], b) : ptx::wgmma_e4m3_f32_n32_rs_again(fresh, a[0], b);
-    ptx::wgmma_e4m3_f32_n32_rs_add(fresh, a[1], Tile::k_major_descriptor(probability, 32));
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
+                                   buffer(count + block) * static_cast<uint32_t>(sizeof(shared_.probability[0]));
+      const uint64_t b = Tile::k_major_descriptor(probability, 0);
+      if (block > 0) {
+        ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[block][0], b);
+      } else {
+        kNew ? ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a[0][0], b)
+             : ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0][0], b);
+      }
+      ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[block][1], Tile::k_major_descriptor(probability, 32));
+    }
     ptx::wgmma_commit();
   }
 
@@ -114,20 +146,25 @@ class MlaBlockOutput {
     return (raised.x | raised.y | raised.z | raised.w) != 0;
   }
 
-  // Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
-  __device__ __forceinline__ void fold(int tile, int half, const float (&fresh)[16], int count, bool raised) {
-    float* sum = output_[tile] + 16 * half;
-    if (raised) {
-      const float* factors = shared_.message[buffer(count)].factor + 32 * half + 2 * (thread_.lane & 3);
+  __device__ __forceinline__ void fold(int tile, const float (&fresh)[32]) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * j);
+    for (int r = 0; r < 32; ++r) output_[tile][r] += fresh[r];
+  }
+
+  // Where maxima were raised. Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
+  __device__ __forceinline__ void rescale(const MlaMessage& message) {
+    const int4 raised = *reinterpret_cast<const int4*>(message.rescales);
+    if ((raised.x | raised.y | raised.z | raised.w) == 0) return;
+    const int of_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
-        for (int r = 4 * j; r < 4 * j + 4; ++r) sum[r] = fmaf(sum[r], r % 2 == 0 ? factor.x : factor.y, fresh[r]);
+    for (int j = 0; j < 8; ++j) {
+      if ((of_warp[j / 2] >> j % 2 & 1) == 0) continue;
+      const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (thread_.lane & 3)]);
+#pragma unroll
+      for (auto& tile : output_) {
+#pragma unroll
+        for (int r = 4 * j; r < 4 * j + 4; ++r) tile[r] *= r % 2 == 0 ? factor.x : factor.y;
       }
-    } else {
-#pragma unroll
-      for (int r = 0; r < 16; ++r) sum[r] += fresh[r];
     }
   }
 

@@ -67,6 +67,7 @@ class MlaBlockScores {
 
  private:
   using Logits = float[32];
+  static constexpr int kSettled = 8;  // blocks, behind which few maxima are raised
 
   using Scores = MlaScoreFragment;
 
@@ -161,7 +162,7 @@ class MlaBlockScores {
       before[i] = blocks_before > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
       softmax_.set_maximum(i, blocks_before > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
     }
-    const uint32_t raised = softmax_.raise_maxima(logits, before, rescale);
+    const uint32_t raised = softmax_.raise_maxima(logits, before, blocks_before == kSettled, rescale);
     if (thread_.lane % 4 == 0) {
       shared_.exchange.maximum[half][thread_.row(0)] = softmax_.maximum(0);
       shared_.exchange.maximum[half][thread_.row(1)] = softmax_.maximum(1);

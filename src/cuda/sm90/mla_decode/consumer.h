@@ -70,8 +70,9 @@ class MlaConsumer {
       const int own = next + (((base + next) ^ thread_.half) & 1);
       if (own < unit.last) scores_.score(unit, own, base + own);
       const int end = min(own + 1, unit.last);
-#pragma unroll 1
-      for (; next < end; ++next) output_.add(base + next);
+      output_.await_probabilities(base + end - 1);
+      output_.add(base + next, end - next);
+      next = end;
     }
   }
 

@@ -16,8 +16,9 @@ template <class Traits>
 class MlaSoftmax {
  public:
   static constexpr float kTop = Traits::kIsE4M3 ? kProbabilityTopLog2 : 0.0f;
-  static constexpr float kSlack = 0.75f;                                  // 2^8.75 = 430, and e4m3 ends at 448
-  static constexpr float kManyTops = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
+  static constexpr float kSlack = 0.75f;  // octaves above kTop that are left: 2^8.75 = 430, and e4m3 ends at 448
+  static constexpr float kRoom = 2.0f;    // octaves for maxima to come
+  static constexpr float kMany = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
 
   __device__ void reset() {
 #pragma unroll
@@ -27,13 +28,13 @@ class MlaSoftmax {
     }
   }
 
-  // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what
-  // everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
+  // Takes note of a block's largest logits. before: what the probabilities of the rows were relative to until now.
+  // rescale: what everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i
+  // of the warp. settles: whether this block is the one behind which maxima should have been found.
   //
-  // A row's largest probability is stored without rounding, since it may be most of the row: only where the others make
-  // up for eight such may one lie up to kSlack octaves higher. So few are raised behind the first blocks, and a vote
-  // tells.
-  __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2],
+  // A row's largest probability is stored without rounding, since it may be most of the row. Where the others make up
+  // for kMany of it, the row gets room for maxima to come instead, and few are raised from then on: a vote tells.
+  __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2], bool settles,
                                                    float (&rescale)[2]) {
     float maximum[2];
 #pragma unroll
@@ -49,18 +50,19 @@ class MlaSoftmax {
     }
     float top[2] = {before[0], before[1]};
     uint32_t raised = 0;
-    if (__any_sync(0xFFFFFFFFu, maximum[0] > top[0] || maximum[1] > top[1])) {
+    if (__any_sync(0xFFFFFFFFu, settles || maximum[0] > top[0] || maximum[1] > top[1])) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-        // NaN where there was no block before.
-        const float others = sum(i) * ptx::exp2_float(maximum_[i] - top[i]);
-        const float slack = others >= kManyTops ? kSlack : 0.0f;
-        const bool above = maximum[i] > top[i] + slack;  // so it is not minus infinity
-        if (above) {
-          rescale[i] = ptx::exp2_float(top[i] - maximum[i]);
-          top[i] = maximum[i];
+        const float highest = fmaxf(maximum[i], top[i]);
+        // Not where it is NaN, before the first block.
+        const bool many = sum(i) * ptx::exp2_float(maximum_[i] - highest) >= kMany;
+        const bool above = maximum[i] > top[i] + (many ? kSlack : 0.0f) || (settles && many);
+        if (above) {  // so the highest is not minus infinity
+          const float raised_top = highest + (many ? kRoom : 0.0f);
+          rescale[i] = ptx::exp2_float(top[i] - raised_top);
+          top[i] = raised_top;
         }
         if (__any_sync(0xFFFFFFFFu, above)) raised |= 1u << i;
       }
