@@ -42,14 +42,14 @@ class MlaBlockOutput {
   }
 
   __device__ __forceinline__ void await_probabilities(int count) const {
-    wait_barrier(&shared_.probability_ring.full[buffer(count)], count / 2 & 1);
+    wait_barrier(&shared_.probability_ring.full[buffer(count)], count / Traits::kBuffers & 1);
   }
 
  private:
   static constexpr int kTiles = 4;  // of 64 channels
 
   __device__ static int stage(int count) { return count % Traits::kStages; }
-  __device__ static int buffer(int count) { return count % 2; }
+  __device__ static int buffer(int count) { return count % Traits::kBuffers; }
 
   template <int kBlocks>
   __device__ __forceinline__ void add(int count) {

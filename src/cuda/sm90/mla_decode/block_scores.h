@@ -52,17 +52,18 @@ class MlaBlockScores {
     make_logits(scores, stage);
     float rescale[2];
     const uint32_t raised = hand_over_maxima(scores.rope, block - unit.first, count, rescale);
-    wait_barrier(&shared_.probability_ring.empty[thread_.half], (count / 2 & 1) ^ 1);
-    MlaMessage& message = shared_.message[thread_.half];
+    const int buffer = count % Traits::kBuffers;
+    wait_barrier(&shared_.probability_ring.empty[buffer], (count / Traits::kBuffers & 1) ^ 1);
+    MlaMessage& message = shared_.message[buffer];
     if (thread_.lane == 0) message.rescales[thread_.warp] = static_cast<int>(raised);
     if (thread_.lane % 4 == 0) {
       message.factor[thread_.row(0)] = rescale[0];
       message.factor[thread_.row(1)] = rescale[1];
     }
-    store_probabilities(scores.rope, stage);
+    store_probabilities(scores.rope, stage, buffer);
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // wgmma reads the probabilities
     __syncwarp();
-    if (thread_.lane == 0) arrive_barrier(&shared_.probability_ring.full[thread_.half]);
+    if (thread_.lane == 0) arrive_barrier(&shared_.probability_ring.full[buffer]);
   }
 
  private:
@@ -174,10 +175,10 @@ class MlaBlockScores {
 
   // Probabilities as the operand of V^T P^T: four bytes of a word are tokens of two neighbouring column groups, the
   // order in which V's fragments come.
-  __device__ __forceinline__ void store_probabilities(Logits& logits, int stage) {
+  __device__ __forceinline__ void store_probabilities(Logits& logits, int stage, int buffer) {
     using Tile = typename Traits::ProbabilityTile;
     const int row = 16 * thread_.warp + (ptx::launder(thread_.lane) & 15);
-    const uint32_t address = ptx::shared_address(shared_.probability[thread_.half][0]);
+    const uint32_t address = ptx::shared_address(shared_.probability[0][0]) + buffer * static_cast<uint32_t>(sizeof(shared_.probability[0]));
 #pragma unroll
     for (int piece = 0; piece < 4; piece += 2) {
 #pragma unroll
