@@ -53,28 +53,27 @@ class MlaBlockOutput {
 
   template <int kBlocks>
   __device__ __forceinline__ void add(int count) {
-    uint32_t a[2][kBlocks][2][4];  // of two tiles
-    constexpr int kFresh = kBlocks == 2 ? 1 : 2;
-    float fresh[kFresh][32];
+    constexpr int kItems = kTiles * kBlocks;  // 64 channels of a block
+    uint32_t a[3][2][4];                      // of three items in turn
+    float fresh[2][32];                       // of two tiles in turn
     wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
-    load_values<kBlocks>(a[0], count, 0);
+    load_values(a[0], count, 0);
+    load_values(a[1], count + 1 % kBlocks, 1 / kBlocks);
     await_probabilities(count);
     rescale(shared_.message[buffer(count)]);
 #pragma unroll
-    for (int tile = 0; tile < kTiles + kFresh - 1; ++tile) {
-      if (tile < kTiles) {
-        separate_channels<kBlocks>(a[tile % 2]);
-        tile < kFresh ? multiply<kBlocks, true>(fresh[tile % kFresh], a[tile % 2], count)
-                 : multiply<kBlocks, false>(fresh[tile % kFresh], a[tile % 2], count);
+    for (int item = 0; item <= kItems; ++item) {
+      const int tile = item / kBlocks, block = item % kBlocks, next = item + 2;
+      if (item < kItems) {
+        separate_channels(a[item % 3]);
+        multiply(fresh[tile % 2], a[item % 3], count + block, block > 0 ? kAdd : tile < 2 ? kFirst : kAgain);
       }
-      if (kFresh == 1 && tile + 1 < kTiles) load_values<kBlocks>(a[(tile + 1) % 2], count, tile + 1);
-      const int done = tile - kFresh + 1;
-      if (done >= 0) {
-        kFresh == 2 && tile < kTiles ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
-        ptx::pin(fresh[done % kFresh]);
+      if (item > 0) item < kItems ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
+      if (next < kItems) load_values(a[next % 3], count + next % kBlocks, next / kBlocks);
+      if (item > 0 && block == 0) {
+        ptx::pin(fresh[(tile - 1) % 2]);
+        fold(tile - 1, fresh[(tile - 1) % 2]);
       }
-      if (kFresh == 2 && tile + 1 < kTiles) load_values<kBlocks>(a[(tile + 1) % 2], count, tile + 1);
-      if (done >= 0) fold(done, fresh[done % kFresh]);
     }
     __syncwarp();
     if (thread_.lane != 0) return;
@@ -85,58 +84,45 @@ class MlaBlockOutput {
     }
   }
 
-  // V^T of 16 channels of each warp by two times 32 tokens a block: m-tile `tile` of this warpgroup's 256 channels. A
-  // lane addresses the channels of one token. Two tokens by two channels come in a register.
-  template <int kBlocks>
-  __device__ __forceinline__ void load_values(uint32_t (&a)[kBlocks][2][4], int count, int tile) const {
+  // V^T of 16 channels of each warp by two times 32 tokens: m-tile `tile` of this warpgroup's 256 channels. A lane
+  // addresses the channels of one token. Two tokens by two channels come in a register.
+  __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], int count, int tile) const {
     using Tile = typename Traits::LatentTile;
-    const uint32_t in_stage = Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64);
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const uint32_t address = ptx::shared_address(shared_.latent[0]) + stage(count + block) * Tile::kBytes + in_stage +
-                               tile / 2 * (Tile::kRows * Tile::kChunkBytes);
-      ptx::ldmatrix_x4_trans(a[block][0], address);
-      ptx::ldmatrix_x4_trans(a[block][1], address + 32 * Tile::kChunkBytes);
-    }
+    const uint32_t address =
+        ptx::shared_address(shared_.latent[0]) + stage(count) * Tile::kBytes + tile / 2 * (Tile::kRows * Tile::kChunkBytes) +
+        (Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64));
+    ptx::ldmatrix_x4_trans(a[0], address);
+    ptx::ldmatrix_x4_trans(a[1], address + 32 * Tile::kChunkBytes);
   }
 
   // Rows g and g + 8 of the operand become channels 2 g and 2 g + 1.
-  template <int kBlocks>
-  __device__ __forceinline__ static void separate_channels(uint32_t (&a)[kBlocks][2][4]) {
+  __device__ __forceinline__ static void separate_channels(uint32_t (&a)[2][4]) {
 #pragma unroll
-    for (auto& block : a) {
+    for (auto& step : a) {
 #pragma unroll
-      for (auto& step : block) {
-#pragma unroll
-        for (int r = 0; r < 4; r += 2) {
-          const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420),
-                         odd = __byte_perm(step[r], step[r + 1], 0x7531);
-          step[r] = even;
-          step[r + 1] = odd;
-        }
-        ptx::pin(step);
+      for (int r = 0; r < 4; r += 2) {
+        const uint32_t even = __byte_perm(step[r], step[r + 1], 0x6420),
+                       odd = __byte_perm(step[r], step[r + 1], 0x7531);
+        step[r] = even;
+        step[r + 1] = odd;
       }
+      ptx::pin(step);
     }
   }
 
-  // 64 channels with all rows of the probabilities.
-  template <int kBlocks, bool kNew>
-  __device__ __forceinline__ void multiply(float (&fresh)[32], const uint32_t (&a)[kBlocks][2][4], int count) const {
+  // kFirst, kAgain: a new sum; kFirst: in any registers.
+  enum Sum { kFirst, kAgain, kAdd };
+  // 64 channels of a block with all rows of its probabilities.
+  __device__ __forceinline__ void multiply(float (&fresh)[32], const uint32_t (&a)[2][4], int count, Sum sum) const {
     using Tile = typename Traits::ProbabilityTile;
+    const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
+                                 buffer(count) * static_cast<uint32_t>(sizeof(shared_.probability[0]));
+    const uint64_t b = Tile::k_major_descriptor(probability, 0);
     ptx::wgmma_fence();
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
-                                   buffer(count + block) * static_cast<uint32_t>(sizeof(shared_.probability[0]));
-      const uint64_t b = Tile::k_major_descriptor(probability, 0);
-      if (block > 0) {
-        ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[block][0], b);
-      } else {
-        kNew ? ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a[0][0], b)
-             : ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0][0], b);
-      }
-      ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[block][1], Tile::k_major_descriptor(probability, 32));
-    }
+    if (sum == kFirst) ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a[0], b);
+    if (sum == kAgain) ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0], b);
+    if (sum == kAdd) ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[0], b);
+    ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[1], Tile::k_major_descriptor(probability, 32));
     ptx::wgmma_commit();
   }
 
