@@ -38,21 +38,12 @@ class MlaBlockScores {
   __device__ void reset() { softmax_.reset(); }
   __device__ const MlaSoftmax<Traits>& softmax() const { return softmax_; }
 
-  using Scores = MlaScoreFragment;
-
-  // Issues the products of the CTA's block number `count`. The last of them are still under way.
-  __device__ __forceinline__ void multiply(Scores& scores, uint32_t (&rest)[16], int count) {
+  // Block `block` of the unit, the CTA's block number `count`.
+  __device__ __forceinline__ void score(const MlaUnit& unit, int block, int count) {
     const int stage = count % Traits::kStages;
     wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
-    multiply_stage(scores, rest, stage);
-  }
-
-  // Block `block` of the unit, the CTA's block number `count`: from scores to probabilities in shared memory.
-  __device__ __forceinline__ void finish(Scores& scores, uint32_t (&rest)[16], const MlaUnit& unit, int block,
-                                         int count) {
-    const int stage = count % Traits::kStages;
-    take_group<0>(scores.latent, rest);
-    ptx::pin(scores.rope);
+    Scores scores;
+    multiply(scores, stage);
     wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
     if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
       hide_tokens<Traits>(scores, shared_, params_, unit, block, stage, thread_.lane,
@@ -79,11 +70,13 @@ class MlaBlockScores {
   using Logits = float[32];
   static constexpr int kSettled = 8;  // blocks, behind which few maxima are raised
 
+  using Scores = MlaScoreFragment;
+
   // The latent channels in four sums of 128 each. The tensor core cuts every product below 13 bits of the sum at that
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
   // RoPE products are in flight while groups are added.
-  __device__ __forceinline__ void multiply_stage(Scores& scores, uint32_t (&second)[16], int stage) {
-    uint32_t third[16];
+  __device__ __forceinline__ void multiply(Scores& scores, int stage) {
+    uint32_t second[16], third[16];
     ptx::wgmma_fence();
     issue_group<0, true>(scores.latent, stage);
     issue_group<1, true>(second, stage);
@@ -96,6 +89,8 @@ class MlaBlockScores {
     issue_rope(scores.rope, stage, 2);
     ptx::wgmma_commit();
     take_group<1>(scores.latent, third);
+    take_group<0>(scores.latent, second);
+    ptx::pin(scores.rope);
   }
 
   // Adds a group of channels when all but kPending of the products in flight are there.

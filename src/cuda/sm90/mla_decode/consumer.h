@@ -43,7 +43,6 @@ class MlaConsumer {
 
  private:
   static constexpr int kBarrier = 1;  // the 256 threads of both; 2 and 3: the 128 of each
-  static constexpr int kTurn = 4;     // and 5: of whose turn it is, the other ones only arriving
 
   // For the combining kernel, by one thread of a team.
   __device__ void note_split(const MlaSplit& split) {
@@ -59,41 +58,23 @@ class MlaConsumer {
     ptx::named_barrier_sync<256>(kBarrier);
   }
 
-  // Turns: P V of the blocks up to the own one before, then the products of the next own one. The warpgroups take turns at
-  // these, for ldmatrix hardly gets to shared memory while wgmma reads both of its operands there; the other one is with
-  // its softmax meanwhile.
+  // Turns: the scores of an own block, then P V of the block before it, which the other warpgroup has handed over
+  // meanwhile, and of the own block.
   __device__ __forceinline__ void compute(const MlaUnit& unit, int count) {
     scores_.reset();
     output_.reset();
-    const int base = count - unit.first;           // from the number of a block in the sequence to that in the CTA
-    const bool second = ((count ^ thread_.half) & 1) != 0;  // the first block is the other one's
-    if (second) yield();
-    int next = unit.first;  // block whose P V comes next
-    int own = unit.first + second;
-    const int end_of_turns = unit.last + 4 - ((unit.last - unit.first) & 1) + second;
+    const int base = count - unit.first;  // from the number of a block in the sequence to that in the CTA
+    int next = unit.first;                // block whose P V comes next
 #pragma unroll 1
-    for (; own < end_of_turns; own += 2) {
-      ptx::named_barrier_sync<256>(kTurn + thread_.half);
-      const int end = min(own - 1, unit.last);
-      if (end > next) {
-        output_.await_probabilities(base + end - 1);
-        output_.add(base + next, end - next);
-        next = end;
-      }
-      if (own < unit.last) {
-        typename MlaBlockScores<Traits>::Scores scores;
-        uint32_t rest[16];
-        scores_.multiply(scores, rest, base + own);
-        yield();
-        scores_.finish(scores, rest, unit, own, base + own);
-      } else if (!second || own + 2 < end_of_turns) {
-        yield();  // but for the last turn of the unit
-      }
+    while (next < unit.last) {
+      const int own = next + (((base + next) ^ thread_.half) & 1);
+      if (own < unit.last) scores_.score(unit, own, base + own);
+      const int end = min(own + 1, unit.last);
+      output_.await_probabilities(base + end - 1);
+      output_.add(base + next, end - next);
+      next = end;
     }
   }
-
-  // Lets the other warpgroup have its turn.
-  __device__ void yield() const { ptx::named_barrier_arrive<256>(kTurn + (thread_.half ^ 1)); }
 
   // The end of a unit: the sums of both warpgroups make the factors that make sums of products an output, and lse.
   __device__ void finish(const MlaUnit& unit) {
