@@ -53,7 +53,7 @@ class MlaConsumer {
 
   // All products with the previous query have been waited for where finish() meets.
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
-    load_query_rows<Traits, 8, 8>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
+    load_query_rows<Traits, 8, 4>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
                                   4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
     ptx::named_barrier_sync<256>(kBarrier);
   }
@@ -68,10 +68,10 @@ class MlaConsumer {
 #pragma unroll 1
     while (next < unit.last) {
       const int own = next + (((base + next) ^ thread_.half) & 1);
-      if (own < unit.last) scores_.score(unit, own, base + own);
+      bool raised = true;
+      if (own < unit.last) raised = scores_.score(unit, own, base + own);
       const int end = min(own + 1, unit.last);
-      output_.await_probabilities(base + end - 1);
-      output_.add(base + next, end - next);
+      output_.add(base + next, end - next, raised);
       next = end;
     }
   }

@@ -18,6 +18,7 @@ class MlaSoftmax {
   static constexpr float kTop = Traits::kIsE4M3 ? kProbabilityTopLog2 : 0.0f;
   static constexpr float kSlack = 0.75f;  // octaves above kTop that are left: 2^8.75 = 430, and e4m3 ends at 448
   static constexpr float kRoom = 2.0f;    // octaves for maxima to come
+  static constexpr bool kGivesRoom = Traits::kSymmetric;  // the others have no registers for it
   static constexpr float kMany = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
 
   __device__ void reset() {
@@ -55,14 +56,18 @@ class MlaSoftmax {
       for (int i = 0; i < 2; ++i) {
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-        const float highest = fmaxf(maximum[i], top[i]);
-        // Not where it is NaN, before the first block.
-        const bool many = sum(i) * ptx::exp2_float(maximum_[i] - highest) >= kMany;
-        const bool above = maximum[i] > top[i] + (many ? kSlack : 0.0f) || (settles && many);
-        if (above) {  // so the highest is not minus infinity
-          const float raised_top = highest + (many ? kRoom : 0.0f);
-          rescale[i] = ptx::exp2_float(top[i] - raised_top);
-          top[i] = raised_top;
+        float next = maximum[i];
+        bool above = next > top[i];
+        if constexpr (kGivesRoom) {
+          next = fmaxf(next, top[i]);
+          // Not where it is NaN, before the first block.
+          const bool many = sum(i) * ptx::exp2_float(maximum_[i] - next) >= kMany;
+          above = maximum[i] > top[i] + (many ? kSlack : 0.0f) || (settles && many);
+          if (many) next += kRoom;
+        }
+        if (above) {  // so it is not minus infinity
+          rescale[i] = ptx::exp2_float(top[i] - next);
+          top[i] = next;
         }
         if (__any_sync(0xFFFFFFFFu, above)) raised |= 1u << i;
       }

@@ -167,9 +167,9 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
   } else if (message.slot >= 0) {
     store_partial_transposed<Traits>(params, message, output, thread);
   } else {
-    uint8_t* staging = Traits::kStagesInProbabilities
-                           ? shared.probability[buffer][0] + 2 * thread.half * Traits::ProbabilityTile::kBytes
-                           : shared.staging[thread.half];
+    uint8_t* staging = Traits::kSymmetric               ? shared.probability[2 * thread.half][0]
+                       : Traits::kStagesInProbabilities ? shared.probability[buffer][2 * thread.half % Traits::kGroups]
+                                                        : shared.staging[thread.half];
     store_transposed<Traits>(staging, params, message, output, thread);
   }
 }
