@@ -30,15 +30,19 @@ class MlaBlockOutput {
     for (auto& tile : output_) ptx::clear(tile);
   }
 
-  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. Where the second, whose probabilities are there,
-  // raised no maximum both are relative to the same, and the tensor core sums them together.
-  __device__ __forceinline__ void add(int count, int blocks, bool raised) {
-    if (blocks == 2 && !raised) {
+  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. The probabilities of the last one must be there.
+  // Where it raised no maximum both are relative to the same, and the tensor core sums them together.
+  __device__ __forceinline__ void add(int count, int blocks) {
+    if (blocks == 2 && !raises(count + 1)) {
       add<2>(count);
     } else {
 #pragma unroll 1
       for (int end = count + blocks; count < end; ++count) add<1>(count);
     }
+  }
+
+  __device__ __forceinline__ void await_probabilities(int count) const {
+    wait_barrier(&shared_.probability_ring.full[buffer(count)], count / Traits::kBuffers & 1);
   }
 
  private:
@@ -55,7 +59,7 @@ class MlaBlockOutput {
     wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
     load_values(a[0], count, 0);
     load_values(a[1], count + 1 % kBlocks, 1 / kBlocks);
-    wait_barrier(&shared_.probability_ring.full[buffer(count)], count / Traits::kBuffers & 1);
+    await_probabilities(count);
     rescale(shared_.message[buffer(count)]);
 #pragma unroll
     for (int item = 0; item <= kItems; ++item) {
@@ -72,10 +76,12 @@ class MlaBlockOutput {
       }
     }
     __syncwarp();
-    // A lane a barrier.
-    const int block = count + (thread_.lane & 1);
-    if (thread_.lane < kBlocks) arrive_barrier(&shared_.cache_ring.empty[stage(block)]);
-    if (thread_.lane < kBlocks) arrive_barrier(&shared_.probability_ring.empty[buffer(block)]);
+    if (thread_.lane != 0) return;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      arrive_barrier(&shared_.probability_ring.empty[buffer(count + block)]);
+      arrive_barrier(&shared_.cache_ring.empty[stage(count + block)]);
+    }
   }
 
   // V^T of 16 channels of each warp by two times 32 tokens: m-tile `tile` of this warpgroup's 256 channels. A lane
@@ -118,6 +124,12 @@ class MlaBlockOutput {
     if (sum == kAdd) ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[0], b);
     ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[1], Tile::k_major_descriptor(probability, 32));
     ptx::wgmma_commit();
+  }
+
+  // Whether maxima were raised in that block.
+  __device__ bool raises(int count) const {
+    const int4 raised = *reinterpret_cast<const int4*>(shared_.message[buffer(count)].rescales);
+    return (raised.x | raised.y | raised.z | raised.w) != 0;
   }
 
   __device__ __forceinline__ void fold(int tile, const float (&fresh)[32]) {

@@ -38,29 +38,20 @@ class MlaBlockScores {
   __device__ void reset() { softmax_.reset(); }
   __device__ const MlaSoftmax<Traits>& softmax() const { return softmax_; }
 
-  // Block `block` of the unit, the CTA's block number `count`. Whether the warpgroup raised a maximum; its probabilities
-  // are there then.
-  __device__ __forceinline__ bool score(const MlaUnit& unit, int block, int count) {
+  // Block `block` of the unit, the CTA's block number `count`.
+  __device__ __forceinline__ void score(const MlaUnit& unit, int block, int count) {
     const int stage = count % Traits::kStages;
     wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
     Scores scores;
-    uint32_t last_group[16];
-    issue(scores, last_group, stage);
-    // Waited for behind products in flight.
-    float before[2];
-    receive_maxima(block - unit.first, count, before);
+    multiply(scores, stage);
     wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
-    take_group<0>(scores.latent, last_group);
-    ptx::pin(scores.rope);
     if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
       hide_tokens<Traits>(scores, shared_, params_, unit, block, stage, thread_.lane,
                           [&](int i) { return thread_.row(i); });
     }
     make_logits(scores, stage);
     float rescale[2];
-    const uint32_t raised =
-        softmax_.raise_maxima(scores.rope, before, block - unit.first == kSettled, rescale);
-    hand_over_maxima();
+    const uint32_t raised = hand_over_maxima(scores.rope, block - unit.first, count, rescale);
     const int buffer = count % Traits::kBuffers;
     wait_barrier(&shared_.probability_ring.empty[buffer], (count / Traits::kBuffers & 1) ^ 1);
     MlaMessage& message = shared_.message[buffer];
@@ -73,7 +64,6 @@ class MlaBlockScores {
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // wgmma reads the probabilities
     __syncwarp();
     if (thread_.lane == 0) arrive_barrier(&shared_.probability_ring.full[buffer]);
-    return ptx::named_barrier_any<128>(2 + thread_.half, raised != 0);
   }
 
  private:
@@ -84,9 +74,9 @@ class MlaBlockScores {
 
   // The latent channels in four sums of 128 each. The tensor core cuts every product below 13 bits of the sum at that
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
-  // RoPE products are in flight while groups are added. The last group, in `second`, is left in flight with them.
-  __device__ __forceinline__ void issue(Scores& scores, uint32_t (&second)[16], int stage) {
-    uint32_t third[16];
+  // RoPE products are in flight while groups are added.
+  __device__ __forceinline__ void multiply(Scores& scores, int stage) {
+    uint32_t second[16], third[16];
     ptx::wgmma_fence();
     issue_group<0, true>(scores.latent, stage);
     issue_group<1, true>(second, stage);
@@ -99,6 +89,8 @@ class MlaBlockScores {
     issue_rope(scores.rope, stage, 2);
     ptx::wgmma_commit();
     take_group<1>(scores.latent, third);
+    take_group<0>(scores.latent, second);
+    ptx::pin(scores.rope);
   }
 
   // Adds a group of channels when all but kPending of the products in flight are there.
@@ -160,24 +152,25 @@ class MlaBlockScores {
 
   // The maxima go from block to block, from each warp to the warp with the same rows of the other warpgroup. One place
   // each is enough: it is written again behind an answer.
-  // blocks: how many blocks of the unit come before this one.
-  __device__ __forceinline__ void receive_maxima(int blocks, int count, float (&before)[2]) {
+  // before: how many blocks of the unit come before this one.
+  __device__ __forceinline__ uint32_t hand_over_maxima(const Logits& logits, int blocks_before, int count,
+                                                       float (&rescale)[2]) {
     const int half = thread_.half, other = half ^ 1;
     wait_barrier(&shared_.exchange.maxima_ready[other][thread_.warp], ((count - 1) >> 1) & 1);
+    float before[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      before[i] = blocks > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
-      softmax_.set_maximum(i, blocks > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
+      before[i] = blocks_before > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
+      softmax_.set_maximum(i, blocks_before > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
     }
-  }
-
-  __device__ __forceinline__ void hand_over_maxima() const {
+    const uint32_t raised = softmax_.raise_maxima(logits, before, blocks_before == kSettled, rescale);
     if (thread_.lane % 4 == 0) {
-      shared_.exchange.maximum[thread_.half][thread_.row(0)] = softmax_.maximum(0);
-      shared_.exchange.maximum[thread_.half][thread_.row(1)] = softmax_.maximum(1);
+      shared_.exchange.maximum[half][thread_.row(0)] = softmax_.maximum(0);
+      shared_.exchange.maximum[half][thread_.row(1)] = softmax_.maximum(1);
     }
     __syncwarp();
-    if (thread_.lane == 0) arrive_barrier(&shared_.exchange.maxima_ready[thread_.half][thread_.warp]);
+    if (thread_.lane == 0) arrive_barrier(&shared_.exchange.maxima_ready[half][thread_.warp]);
+    return raised;
   }
 
   // Probabilities as the operand of V^T P^T: four bytes of a word are tokens of two neighbouring column groups, the

@@ -68,10 +68,10 @@ class MlaConsumer {
 #pragma unroll 1
     while (next < unit.last) {
       const int own = next + (((base + next) ^ thread_.half) & 1);
-      bool raised = true;
-      if (own < unit.last) raised = scores_.score(unit, own, base + own);
+      if (own < unit.last) scores_.score(unit, own, base + own);
       const int end = min(own + 1, unit.last);
-      output_.add(base + next, end - next, raised);
+      output_.await_probabilities(base + end - 1);
+      output_.add(base + next, end - next);
       next = end;
     }
   }

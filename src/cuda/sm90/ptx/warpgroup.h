@@ -38,16 +38,4 @@ __device__ __forceinline__ void named_barrier_sync(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// Waits likewise. Whether `value` was true for any of them.
-template <int kThreads>
-__device__ __forceinline__ bool named_barrier_any(int id, bool value) {
-  int any;
-  asm volatile(
-      "{.reg .pred p; setp.ne.b32 p, %3, 0; bar.red.or.pred p, %1, %2, p; selp.b32 %0, 1, 0, p;}"
-      : "=r"(any)
-      : "r"(id), "n"(kThreads), "r"(static_cast<int>(value))
-      : "memory");
-  return any != 0;
-}
-
 }  // namespace fp8attn::cuda::ptx
