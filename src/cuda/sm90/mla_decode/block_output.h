@@ -19,7 +19,8 @@ template <class Traits>
 class MlaBlockOutput {
  public:
   using Shared = typename Traits::Shared;
-  using Output = float[4][32];  // [m-tile of 64 channels][as above], rows channels, columns query rows
+  // [m-tile of 64 channels][as above], rows channels, columns query rows. Behind kRows rows there is nothing.
+  using Output = float[4][32];
 
   __device__ MlaBlockOutput(Shared& shared, const MlaConsumerThread& thread) : shared_(shared), thread_(thread) {}
 
@@ -47,6 +48,8 @@ class MlaBlockOutput {
 
  private:
   static constexpr int kTiles = 4;  // of 64 channels
+  static constexpr int kColumnRegisters = Traits::kRows / 2;
+  using Fresh = float[kColumnRegisters];
 
   __device__ static int stage(int count) { return count % Traits::kStages; }
   __device__ static int buffer(int count) { return count % Traits::kBuffers; }
@@ -55,7 +58,7 @@ class MlaBlockOutput {
   __device__ __forceinline__ void add(int count) {
     constexpr int kItems = kTiles * kBlocks;  // 64 channels of a block
     uint32_t a[3][2][4];                      // of three items in turn
-    float fresh[2][32];                       // of two tiles in turn
+    float fresh[2][kColumnRegisters];         // of two tiles in turn
     wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
     load_values(a[0], count, 0);
     load_values(a[1], count + 1 % kBlocks, 1 / kBlocks);
@@ -113,37 +116,55 @@ class MlaBlockOutput {
   // kFirst, kAgain: a new sum; kFirst: in any registers.
   enum Sum { kFirst, kAgain, kAdd };
   // 64 channels of a block with all rows of its probabilities.
-  __device__ __forceinline__ void multiply(float (&fresh)[32], const uint32_t (&a)[2][4], int count, Sum sum) const {
+  __device__ __forceinline__ void multiply(Fresh& fresh, const uint32_t (&a)[2][4], int count, Sum sum) const {
     using Tile = typename Traits::ProbabilityTile;
     const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
                                  buffer(count) * static_cast<uint32_t>(sizeof(shared_.probability[0]));
     const uint64_t b = Tile::k_major_descriptor(probability, 0);
     ptx::wgmma_fence();
-    if (sum == kFirst) ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a[0], b);
-    if (sum == kAgain) ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0], b);
-    if (sum == kAdd) ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[0], b);
-    ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[1], Tile::k_major_descriptor(probability, 32));
+    issue(fresh, a[0], b, sum);
+    issue(fresh, a[1], Tile::k_major_descriptor(probability, 32), kAdd);
     ptx::wgmma_commit();
   }
 
-  // Whether maxima were raised in that block.
-  __device__ bool raises(int count) const {
-    const int4 raised = *reinterpret_cast<const int4*>(shared_.message[buffer(count)].rescales);
-    return (raised.x | raised.y | raised.z | raised.w) != 0;
+  __device__ __forceinline__ static void issue(Fresh& fresh, const uint32_t (&a)[4], uint64_t b, Sum sum) {
+    if constexpr (Traits::kRows == 64) {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a, b);
+    } else if constexpr (Traits::kRows == 32) {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n32_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n32_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n32_rs_add(fresh, a, b);
+    } else {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n16_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n16_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n16_rs_add(fresh, a, b);
+    }
   }
 
-  __device__ __forceinline__ void fold(int tile, const float (&fresh)[32]) {
+  // Of each warp with scores, bit i where rows i of it had a maximum raised.
+  __device__ static int4 raised_rows(const MlaMessage& message) {
+    int4 raised = *reinterpret_cast<const int4*>(message.rescales);
+    if (Traits::kScoreWarps < 4) raised.z = raised.w = 0;
+    if (Traits::kScoreWarps < 2) raised.y = 0;
+    return raised;
+  }
+  __device__ static bool is_any(const int4& raised) { return (raised.x | raised.y | raised.z | raised.w) != 0; }
+  __device__ bool raises(int count) const { return is_any(raised_rows(shared_.message[buffer(count)])); }
+
+  __device__ __forceinline__ void fold(int tile, const Fresh& fresh) {
 #pragma unroll
-    for (int r = 0; r < 32; ++r) output_[tile][r] += fresh[r];
+    for (int r = 0; r < kColumnRegisters; ++r) output_[tile][r] += fresh[r];
   }
 
   // Where maxima were raised. Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
   __device__ __forceinline__ void rescale(const MlaMessage& message) {
-    const int4 raised = *reinterpret_cast<const int4*>(message.rescales);
-    if ((raised.x | raised.y | raised.z | raised.w) == 0) return;
+    const int4 raised = raised_rows(message);
+    if (!is_any(raised)) return;
     const int of_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < Traits::kRows / 8; ++j) {
       if ((of_warp[j / 2] >> j % 2 & 1) == 0) continue;
       const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (thread_.lane & 3)]);
 #pragma unroll

@@ -44,6 +44,7 @@ class MlaBlockScores {
     wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
     Scores scores;
     multiply(scores, stage);
+    if (thread_.warp >= Traits::kScoreWarps) return;
     wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
     if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
       hide_tokens<Traits>(scores, shared_, params_, unit, block, stage, thread_.lane,

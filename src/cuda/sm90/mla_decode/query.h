@@ -167,7 +167,7 @@ template <class Traits, int kWarps, int kAtOnce>
 __device__ __forceinline__ void load_query_rows(typename Traits::Shared& shared, const MlaParams& params, int sequence,
                                                 int tile, int warp, int lane) {
   const uint32_t latent = ptx::shared_address(shared.query), rope = ptx::shared_address(shared.query_rope);
-  constexpr int kRows = Traits::kTileM / kWarps;
+  constexpr int kRows = Traits::kRows / kWarps;
 #pragma unroll 1
   for (int first = kRows * warp; first < kRows * warp + kRows; first += kAtOnce) {
     MlaQueryRow<Traits> rows[kAtOnce];

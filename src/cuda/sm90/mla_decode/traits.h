@@ -25,9 +25,11 @@ struct MlaMessage {
   alignas(16) int rescales[4];  // kBlock: whether any factor of a scores' warp is not 1
 };
 
-template <CacheFormat kFormat_>
+// kRows_: how many of a tile's rows there can be, 16, 32 or 64. The scores' products have 64 all the same.
+template <CacheFormat kFormat_, int kRows_ = 64>
 struct MlaTraits {
   static constexpr CacheFormat kFormat = kFormat_;
+  static constexpr int kRows = kRows_;
   static constexpr bool kIsE4M3 = kFormat != CacheFormat::kBF16;
   static constexpr bool kTokenScales = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kToken128;
   static constexpr bool kRopeIsBF16 = kFormat != CacheFormat::kTensor;
@@ -46,6 +48,8 @@ struct MlaTraits {
   // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
   // 9 and 5% by it.
   static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
+  static_assert(kRows == 64 || kSymmetric);
+  static constexpr int kScoreWarps = kRows / 16;  // of a warpgroup, those with scores of rows that there can be
   static constexpr int kConsumerRegisters = 232;
 
   // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh
