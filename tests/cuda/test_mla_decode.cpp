@@ -139,7 +139,8 @@ TEST_F(CudaMlaCalls, K_WorkspaceDoesNotDependOnLengths) {
   });
 }
 
-// What tools/gpu.sh runs under compute-sanitizer: every kind that this build has, units that are split, short and empty.
+// What tools/gpu.sh runs under compute-sanitizer: every kind that this build has, units that are split, short and
+// empty.
 class CudaMlaSanitizer : public ::testing::TestWithParam<MlaCase> {};
 
 TEST_P(CudaMlaSanitizer, G_MatchesReference) {

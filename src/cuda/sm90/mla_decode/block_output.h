@@ -31,8 +31,8 @@ class MlaBlockOutput {
     for (auto& tile : output_) ptx::clear(tile);
   }
 
-  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. The probabilities of the last one must be there.
-  // Where it raised no maximum both are relative to the same, and the tensor core sums them together.
+  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. The probabilities of the last one must be
+  // there. Where it raised no maximum both are relative to the same, and the tensor core sums them together.
   __device__ __forceinline__ void add(int count, int blocks) {
     if (blocks == 2 && !raises(count + 1)) {
       add<2>(count);
@@ -91,9 +91,9 @@ class MlaBlockOutput {
   // addresses the channels of one token. Two tokens by two channels come in a register.
   __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], int count, int tile) const {
     using Tile = typename Traits::LatentTile;
-    const uint32_t address =
-        ptx::shared_address(shared_.latent[0]) + stage(count) * Tile::kBytes + tile / 2 * (Tile::kRows * Tile::kChunkBytes) +
-        (Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64));
+    const uint32_t address = ptx::shared_address(shared_.latent[0]) + stage(count) * Tile::kBytes +
+                             tile / 2 * (Tile::kRows * Tile::kChunkBytes) +
+                             (Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64));
     ptx::ldmatrix_x4_trans(a[0], address);
     ptx::ldmatrix_x4_trans(a[1], address + 32 * Tile::kChunkBytes);
   }

@@ -179,7 +179,8 @@ class MlaBlockScores {
   __device__ __forceinline__ void store_probabilities(Logits& logits, int stage, int buffer) {
     using Tile = typename Traits::ProbabilityTile;
     const int row = 16 * thread_.warp + (ptx::launder(thread_.lane) & 15);
-    const uint32_t address = ptx::shared_address(shared_.probability[0][0]) + buffer * static_cast<uint32_t>(sizeof(shared_.probability[0]));
+    const uint32_t address =
+        ptx::shared_address(shared_.probability[0][0]) + buffer * static_cast<uint32_t>(sizeof(shared_.probability[0]));
 #pragma unroll
     for (int piece = 0; piece < 4; piece += 2) {
 #pragma unroll

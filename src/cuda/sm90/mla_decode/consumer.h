@@ -3,7 +3,6 @@
 // While one is with its probabilities the other has the tensor core.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cuda/ptx>
 
@@ -54,8 +53,9 @@ class MlaConsumer {
 
   // All products with the previous query have been waited for where finish() meets.
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
-    load_query_rows<Traits, 8, std::min(4, Traits::kRows / 8)>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
-                                  4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
+    load_query_rows<Traits, 8, Traits::kRows == 16 ? 2 : 4>(shared_, ptx::launder_reference(params_), unit.sequence,
+                                                            unit.tile, 4 * thread_.half + thread_.warp,
+                                                            ptx::launder(thread_.lane));
     ptx::named_barrier_sync<256>(kBarrier);
   }
 

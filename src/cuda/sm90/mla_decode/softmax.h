@@ -18,7 +18,7 @@ class MlaSoftmax {
   static constexpr float kTop = Traits::kIsE4M3 ? kProbabilityTopLog2 : 0.0f;
   static constexpr float kSlack = 0.75f;  // octaves above kTop that are left: 2^8.75 = 430, and e4m3 ends at 448
   static constexpr float kRoom = 2.0f;    // octaves for maxima to come
-  static constexpr bool kGivesRoom = Traits::kSymmetric;  // the others have no registers for it
+  static constexpr bool kGivesRoom = Traits::kSymmetric;               // the others have no registers for it
   static constexpr float kMany = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
 
   __device__ void reset() {

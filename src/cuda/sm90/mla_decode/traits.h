@@ -67,8 +67,8 @@ struct MlaTraits {
   static_assert(kTileM == kTileN);
 
   static constexpr int kStages = kIsE4M3 ? 4 : 2;
-  // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for. kSymmetric: two of each
-  // warpgroup, since the other one is done with the first only when the second has been made.
+  // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for. kSymmetric: two of
+  // each warpgroup, since the other one is done with the first only when the second has been made.
   static constexpr int kBuffers = kSymmetric ? 4 : kFormat == CacheFormat::kTensor ? 2 : 1;
   // The output of 32 heads by 64 channels on its way to global memory, for each of the two warpgroups. It lies in the
   // probabilities where these take 16 KB.
