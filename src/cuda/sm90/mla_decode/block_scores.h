@@ -35,7 +35,10 @@ class MlaBlockScores {
   __device__ MlaBlockScores(Shared& shared, const MlaParams& params, const MlaConsumerThread& thread)
       : shared_(shared), params_(params), thread_(thread) {}
 
-  __device__ void reset() { softmax_.reset(); }
+  __device__ void reset() {
+    softmax_.reset();
+    least_scale_ = INFINITY;
+  }
   __device__ const MlaSoftmax<Traits>& softmax() const { return softmax_; }
 
   // Block `block` of the unit, the CTA's block number `count`.
@@ -53,6 +56,7 @@ class MlaBlockScores {
     make_logits(scores, stage);
     float rescale[2];
     const uint32_t raised = hand_over_maxima(scores.rope, block - unit.first, count, rescale);
+    least_scale_ = fminf(least_scale_, shared_.factors[stage].least_scale);
     const int buffer = count % Traits::kBuffers;
     wait_barrier(&shared_.probability_ring.empty[buffer], (count / Traits::kBuffers & 1) ^ 1);
     MlaMessage& message = shared_.message[buffer];
@@ -69,7 +73,7 @@ class MlaBlockScores {
 
  private:
   using Logits = float[32];
-  static constexpr int kSettled = 8;  // blocks, behind which few maxima are raised
+  static constexpr int kSettled = 6;  // blocks, behind which few maxima are raised
 
   using Scores = MlaScoreFragment;
 
@@ -164,7 +168,7 @@ class MlaBlockScores {
       before[i] = blocks_before > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
       softmax_.set_maximum(i, blocks_before > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
     }
-    const uint32_t raised = softmax_.raise_maxima(logits, before, blocks_before == kSettled, rescale);
+    const uint32_t raised = softmax_.raise_maxima(logits, before, blocks_before == kSettled, least_scale_, rescale);
     if (thread_.lane % 4 == 0) {
       shared_.exchange.maximum[half][thread_.row(0)] = softmax_.maximum(0);
       shared_.exchange.maximum[half][thread_.row(1)] = softmax_.maximum(1);
@@ -204,6 +208,7 @@ class MlaBlockScores {
   const MlaParams& params_;
   const MlaConsumerThread thread_;
   MlaSoftmax<Traits> softmax_;
+  float least_scale_;  // of the tokens of this warpgroup's blocks of the unit
 };
 
 }  // namespace fp8attn::cuda

@@ -99,7 +99,7 @@ class MlaScores : MlaProducts<Traits> {
     make_logits<4>(scores);
     float rescale[2];
     const float before[2] = {softmax_.maximum(0), softmax_.maximum(1)};
-    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, false, rescale);
+    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, false, 0.0f, rescale);
     begin_message();
     if (lane_ == 0) message().rescales[warp_] = static_cast<int>(rescales);
     if (lane_ % 4 == 0) {

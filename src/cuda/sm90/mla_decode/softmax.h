@@ -31,12 +31,13 @@ class MlaSoftmax {
 
   // Takes note of a block's largest logits. before: what the probabilities of the rows were relative to until now.
   // rescale: what everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i
-  // of the warp. settles: whether this block is the one behind which maxima should have been found.
+  // of the warp. settles: whether this block is the one behind which maxima should have been found. least_scale: of the
+  // tokens summed until now.
   //
-  // A row's largest probability is stored without rounding, since it may be most of the row. Where the others make up
-  // for kMany of it, the row gets room for maxima to come instead, and few are raised from then on: a vote tells.
+  // A row's largest stored probability is not rounded, since it may be most of the row. Where the others make up for
+  // kMany of it, the row gets room for maxima to come instead, and few are raised from then on: a vote tells.
   __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2], bool settles,
-                                                   float (&rescale)[2]) {
+                                                   float least_scale, float (&rescale)[2]) {
     float maximum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -60,8 +61,8 @@ class MlaSoftmax {
         bool above = next > top[i];
         if constexpr (kGivesRoom) {
           next = fmaxf(next, top[i]);
-          // Not where it is NaN, before the first block.
-          const bool many = sum(i) * ptx::exp2_float(maximum_[i] - next) >= kMany;
+          // The sum is one of probabilities without scales. Before the first block it is 0 times NaN.
+          const bool many = sum(i) * least_scale * ptx::exp2_float(maximum_[i] - next) >= kMany;
           above = maximum[i] > top[i] + (many ? kSlack : 0.0f) || (settles && many);
           if (many) next += kRoom;
         }

@@ -83,7 +83,8 @@ struct MlaTraits {
     };
     Pair pair[kTileN / 2];
     float inverse_scale[kTileN];  // takes it back for the denominator
-    float unused[kTileN];
+    float least_scale;
+    float unused[kTileN - 1];
   };
   static_assert(sizeof(TokenFactors) == 16 * kTileN);
 
