@@ -26,16 +26,17 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   __syncthreads();
-  // Results of the kernel before may be read, and its inputs overwritten, from here on.
-  ptx::wait_for_previous_grid();
-  ptx::launch_dependents();
 
+  // Results of the kernel before may be read, and its inputs overwritten, from behind the waits on.
   const int warp = ptx::uniform_warp(), lane = threadIdx.x % 32;
   if (warp < Traits::kProducerWarps) {
     if constexpr (Traits::kMovesRegisters) ptx::release_registers_down_to<Traits::kProducerRegisters>();
+    ptx::wait_for_previous_grid();
+    ptx::launch_dependents();
     DecodeProducer<Traits>(shared, maps, params, warp, lane).run();
   } else {
     if constexpr (Traits::kMovesRegisters) ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
+    ptx::wait_for_previous_grid();
     DecodeConsumer<Traits>(shared, params, warp - Traits::kProducerWarps, lane).run();
   }
 }

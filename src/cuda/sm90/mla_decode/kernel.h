@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     // stage after the scores' warps, whose probabilities they need.
     shared.cache_ring.init(1, 8);
     for (uint64_t& ready : shared.factors_ready) ::cuda::ptx::mbarrier_init(&ready, 1);  // the stage's producer warp
-    shared.probability_ring.init(4, 8);  // the scores' warps; the output warps
+    shared.probability_ring.init(Traits::kScoreWarps, 8);  // the scores' warps; the output warps
     if constexpr (Traits::kSymmetric) {
       for (auto& of_half : shared.exchange.maxima_ready) {
         for (uint64_t& ready : of_half) ::cuda::ptx::mbarrier_init(&ready, 1);

@@ -79,6 +79,11 @@ class MlaProducer {
       factors.pair[lane_].log2_scale[i] = ptx::log2_float(largest[i]);
       factors.inverse_scale[2 * lane_ + i] = inverse[i];
     }
+    if constexpr (Traits::kSymmetric) {
+      // Bits of numbers that are not negative are in their order.
+      const uint32_t least = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(fminf(largest[0], largest[1])));
+      if (lane_ == 0) factors.least_scale = __uint_as_float(least);
+    }
     if constexpr (Traits::kGroups == 4) {
       uint32_t* ratio = &shared_.ratio[stage_][0][lane_];
       constexpr int kGroup = Traits::kTileN / 2;

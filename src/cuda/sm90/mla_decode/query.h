@@ -13,7 +13,7 @@
 namespace fp8attn::cuda {
 
 // Eight rows as a warp holds them: four neighbouring lanes a row, whose 36 groups of 16 channels they take in turn, the
-// last four groups RoPE. Much at once, because a warp that waits for its own results takes 6 clk an instruction.
+// last four groups RoPE. Much at once: a warp that waits for its own results takes 6 clk an instruction.
 template <class Traits>
 class MlaQueryRows {
  public:
@@ -23,8 +23,7 @@ class MlaQueryRows {
       : params_(params), sequence_(sequence), row_(row), lane_(lane % kLanes), exists_(row < params.rows) {}
 
   __device__ __forceinline__ void load() {
-    const auto* source =
-        reinterpret_cast<const uint4*>(exists_ ? params_.query_row(sequence_, row_) : params_.query);
+    const auto* source = reinterpret_cast<const uint4*>(exists_ ? params_.query_row(sequence_, row_) : params_.query);
     if (Traits::kIsE4M3 && params_.query_is_e4m3) {
       source += lane_;
       uint4 codes[kGroups];
@@ -89,8 +88,7 @@ class MlaQueryRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           codes[i] = e4m3x2(pairs_[s][2 * i], factors, factor, divisor, inverse) |
-                     static_cast<uint32_t>(e4m3x2(pairs_[s][2 * i + 1], factors, factor, divisor, inverse))
-                         << 16;
+                     static_cast<uint32_t>(e4m3x2(pairs_[s][2 * i + 1], factors, factor, divisor, inverse)) << 16;
         }
         store_16(s < kRopeGroup ? latent + Latent::offset(tile_row, kLanes * s + lane_)
                                 : rope + Rope::offset(tile_row, lane_),
@@ -199,15 +197,14 @@ class MlaQueryRows {
   uint32_t pairs_[kGroups][8];  // bf16
 };
 
-// One of kWarps warps: its rows of a tile. The caller has all warps meet afterwards.
+// One of kWarps warps: every kWarps-th eight rows of a tile. The caller has all warps meet afterwards.
 template <class Traits, int kWarps>
 __device__ __forceinline__ void load_query_rows(typename Traits::Shared& shared, const MlaParams& params, int sequence,
                                                 int tile, int warp, int lane) {
   using Rows = MlaQueryRows<Traits>;
   const uint32_t latent = ptx::shared_address(shared.query), rope = ptx::shared_address(shared.query_rope);
-  constexpr int kRows = Traits::kTileM / kWarps;
 #pragma unroll 1
-  for (int first = kRows * warp; first < kRows * warp + kRows; first += Rows::kRows) {
+  for (int first = Rows::kRows * warp; first < Traits::kRows; first += Rows::kRows * kWarps) {
     const int own = ptx::launder(lane);  // or addresses of pieces are kept in registers throughout
     const int row = first + own / (32 / Rows::kRows);
     Rows rows(params, sequence, tile * Traits::kTileM + row, own);

@@ -60,8 +60,7 @@ class MlaScores : MlaProducts<Traits> {
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
     // All products with the previous query have been waited for by all warps, then all rows of the new one are there.
     ptx::named_barrier_sync<128>(kBarrier);
-    load_query_rows<Traits, 4>(shared_, params_, unit.sequence, unit.tile, warp_,
-                                        ptx::launder(lane_));
+    load_query_rows<Traits, 4>(shared_, params_, unit.sequence, unit.tile, warp_, ptx::launder(lane_));
     ptx::named_barrier_sync<128>(kBarrier);
   }
 
@@ -96,7 +95,7 @@ class MlaScores : MlaProducts<Traits> {
     make_logits<4>(scores);
     float rescale[2];
     const float before[2] = {softmax_.maximum(0), softmax_.maximum(1)};
-    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, rescale);
+    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, false, 0.0f, rescale);
     begin_message();
     if (lane_ == 0) message().rescales[warp_] = static_cast<int>(rescales);
     if (lane_ % 4 == 0) {

@@ -1,4 +1,5 @@
-// cp.async: copies of 16 bytes by ordinary threads. Copies by TMA that name an L2 policy. Prefetches. The end of a grid that its successor waits for.
+// cp.async: copies of 16 bytes by ordinary threads. TMA under an L2 policy. Prefetches. The end of a grid that its
+// successor waits for.
 #pragma once
 
 #include <cuda.h>

@@ -23,8 +23,8 @@ struct SplitUnit {
 
 // Where a warp stands on its walk over the units of its CTA. In shared memory: there are no registers to spare.
 struct SplitWalkState {
-  int share;     // of the line, for a team
-  int position;  // where the next unit begins, relative to the share of this team
+  int share;                    // of the line, for a team
+  int position;                 // where the next unit begins, relative to the share of this team
   int sequence, group, length;  // that unit
   SplitUnit unit;               // where it stands
   int start;                    // of the first block of the sequence, relative to the share of this team
