@@ -185,7 +185,10 @@ void expect_same(const Bytes& got, const Bytes& want, const char* what) {
   EXPECT_EQ(differ, std::ssize(want)) << what << ": byte " << differ;
 }
 
-TEST_F(CudaKvCache, F_EqualTheCpu) {
+// tools/gpu.sh runs this one under compute-sanitizer.
+using CudaKvCacheSanitizer = CudaKvCache;
+
+TEST_F(CudaKvCacheSanitizer, F_EqualTheCpu) {
   for (const CacheCase& test : cases()) {
     SCOPED_TRACE(std::string(name_of(test.format)) + ", rotated " + std::to_string(test.rotated) + ", tokens " +
                  std::to_string(test.tokens) + ", gap " + std::to_string(test.rows.gap));

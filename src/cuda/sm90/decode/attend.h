@@ -28,11 +28,12 @@ class DecodeConsumer {
 
   __device__ void run() {
     note_split({.first_team = -1});
-    SplitWalk<DecodeParams> walk(params_, shared_.plan, shared_.walk[Traits::kProducerWarps + warp_]);
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[Traits::kProducerWarps + warp_]);
+    walk.plan();
     while (walk.next()) {
-      if (walk.split().first_team >= 0) note_split(walk.split());
       attend(walk.unit());
       DecodeFinish<Traits>(shared_, params_, walk.unit(), warp_, lane_).run(output_, maximum_, sum_);
+      if (walk.continues()) note_split(walk.split());
     }
   }
 
@@ -42,11 +43,9 @@ class DecodeConsumer {
   // The largest probability of a row is stored as 2^kTop, so that half keeps small ones.
   static constexpr float kTop = kProbabilityTopLog2;
 
-  // For the combining kernel, by one thread.
+  // For the combining kernel, by one thread of a team.
   __device__ void note_split(const Split& split) {
-    const int team_size = params_.schedule.team_size;
-    const int team = static_cast<int>(blockIdx.x) / team_size;
-    if (warp_ == 0 && lane_ == 0 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
+    if (warp_ == 0 && lane_ == 0 && blockIdx.x == 0) params_.splits[blockIdx.y] = split;
   }
 
   __device__ int first_row() const { return (warp_ & (params_.row_tiles - 1)) * kRowTile; }

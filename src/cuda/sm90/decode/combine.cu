@@ -29,7 +29,7 @@ struct DecodeCombineWork {
 
 __global__ void __launch_bounds__(DecodeCombineWork::kCombineThreads)
     decode_combine_kernel(const __grid_constant__ DecodeParams params) {
-  __shared__ int16_t continuing[kMaxTeams];
+  __shared__ Split continuing[kMaxTeams];
   __shared__ int count;
   ptx::launch_dependents();
   ptx::wait_for_previous_grid();

@@ -122,12 +122,11 @@ class DecodeFinish {
   __device__ __forceinline__ void add_up(int first) {
     constexpr int kFours = kChannels / 4;
     // Or what all groups of channels have in common is kept in registers beside the output.
-    const DecodeParams& params = ptx::launder_reference(params_);
-    const int thread = ptx::launder(32 * warp_ + lane_), tiles = params.row_tiles;
+    const int thread = ptx::launder(32 * warp_ + lane_), tiles = params_.row_tiles;
 #pragma unroll 1
-    for (int item = thread; item < params.rows * kFours; item += Traits::kConsumerThreads) {
+    for (int item = thread; item < params_.rows * kFours; item += Traits::kConsumerThreads) {
       const int index = item / kFours, four = item % kFours, channel = first + 4 * four;
-      if (channel >= params.call.head_dim_v) continue;
+      if (channel >= params_.call.head_dim_v) continue;
       const int tile = index / kRowTile, local = index % kRowTile;
       float value[4] = {};
       const bool empty = shared_.exchange[tile][local][kChannels] != 0.0f;
@@ -136,10 +135,10 @@ class DecodeFinish {
         value[0] += part.x, value[1] += part.y, value[2] += part.z, value[3] += part.w;
       }
       if (unit_.slot >= 0) {
-        *reinterpret_cast<float4*>(params.partial_row(unit_.slot, index) + channel) =
+        *reinterpret_cast<float4*>(params_.partial_row(unit_.slot, index) + channel) =
             make_float4(value[0], value[1], value[2], value[3]);
       } else {
-        store_output(params, unit_.sequence, unit_.tile, params.row(unit_.tile, index), channel, value, empty);
+        store_output(params_, unit_.sequence, unit_.tile, params_.row(unit_.tile, index), channel, value, empty);
       }
     }
   }

@@ -25,24 +25,18 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     shared.ring.init(params.gathers ? 32 : 1, Traits::kSlices * params.row_tiles);
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  // Twice: instructions that a multiprocessor has not run yet come slowly, and these come while the kernel before is
-  // still at work. The first plan is for nothing: lengths may be about to change.
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    if (pass > 0) {
-      // Results of the kernel before may be read, and its inputs overwritten, from here on.
-      ptx::wait_for_previous_grid();
-      ptx::launch_dependents();
-    }
-    make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch, pass > 0);  // all threads meet in it
-  }
+  __syncthreads();
 
+  // Results of the kernel before may be read, and its inputs overwritten, from behind the waits on.
   const int warp = ptx::uniform_warp(), lane = threadIdx.x % 32;
   if (warp < Traits::kProducerWarps) {
     if constexpr (Traits::kMovesRegisters) ptx::release_registers_down_to<Traits::kProducerRegisters>();
+    ptx::wait_for_previous_grid();
+    ptx::launch_dependents();
     DecodeProducer<Traits>(shared, maps, params, warp, lane).run();
   } else {
     if constexpr (Traits::kMovesRegisters) ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
+    ptx::wait_for_previous_grid();
     DecodeConsumer<Traits>(shared, params, warp - Traits::kProducerWarps, lane).run();
   }
 }

@@ -84,7 +84,7 @@ void launch_decode(const PrefillProblem& problem, Workspace workspace, Stream st
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "prefill",
         "cudaFuncSetAttribute");
   cudaLaunchConfig_t config{};
-  config.gridDim = schedule.teams * schedule.team_size;
+  config.gridDim = dim3(schedule.team_size, schedule.teams);
   config.blockDim = Traits::kThreads;
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = stream;

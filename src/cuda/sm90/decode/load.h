@@ -20,11 +20,12 @@ class DecodeProducer {
       : shared_(shared), maps_(maps), params_(params), warp_(warp), lane_(lane) {}
 
   __device__ void run() {
-    SplitWalk<DecodeParams> walk(params_, shared_.plan, shared_.walk[warp_]);
+    SplitWalk<DecodeParams> walk(params_, shared_.walk[warp_]);
+    walk.plan();
     int count = 0;  // blocks of this CTA
     while (walk.next()) {
       const SplitUnit& unit = walk.unit();
-      if (warp_ == 0) prefetch_query(unit);
+      if (warp_ == 0 && count > 0) prefetch_query(unit);
       const DecodeParams::Span span = params_.span(params_.mask(unit.sequence));
       for (int block = unit.first; block < unit.last; ++block, ++count) {
         if (count % Traits::kProducerWarps == warp_) load(unit, span, (span.first_block + block) * kTokens, count);
@@ -37,7 +38,7 @@ class DecodeProducer {
   using KeyTile = typename Traits::KeyTile;
   using ValueTile = typename Traits::ValueTile;
 
-  // The query of the unit into the L2 cache: the consumers are still with the unit before.
+  // The query of a unit but the first into the L2 cache: the consumers are still with the unit before.
   __device__ void prefetch_query(const SplitUnit& unit) const {
     const int bytes = params_.head_dim_qk * static_cast<int>(params_.query_dtype == DType::kE4M3 ? 1 : 2);
     for (int index = lane_; index < params_.rows; index += 32) {
@@ -85,18 +86,18 @@ class DecodeProducer {
     }
     __syncwarp();
     if (!loads) return;
-    load_box<KeyTile>(shared_.key[stage], maps_.key, full, begin, unit.tile, row, entry);
-    load_box<ValueTile>(shared_.value[stage], maps_.value, full, begin, unit.tile, row, entry);
+    const uint64_t policy = ptx::read_once_policy();
+    load_box<KeyTile>(shared_.key[stage], maps_.key, full, policy, begin, unit.tile, row, entry);
+    load_box<ValueTile>(shared_.value[stage], maps_.value, full, policy, begin, unit.tile, row, entry);
   }
 
   template <class Tile>
-  __device__ static void load_box(uint8_t* tile, const CUtensorMap& map, uint64_t* full, int begin, int head, int row,
-                                  int entry) {
+  __device__ static void load_box(uint8_t* tile, const CUtensorMap& map, uint64_t* full, uint64_t policy, int begin,
+                                  int head, int row, int entry) {
 #pragma unroll 1
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       const int32_t at[4] = {chunk * (Tile::kChunkBytes / kElement), head, row, entry};
-      ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global,
-                                        tile + Tile::row_offset(chunk, begin), &map, at, full);
+      ptx::copy_box(tile + Tile::row_offset(chunk, begin), map, at, full, policy);
     }
   }
 

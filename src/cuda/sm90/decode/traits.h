@@ -49,8 +49,8 @@ struct DecodeTraits {
 
   // Eight consumer warps take the registers that the producers leave, four get as many as there are.
   static constexpr bool kMovesRegisters = kConsumerWarps == 8;
-  static constexpr int kProducerRegisters = kHeadDimQk == 64 ? 56 : 40;
-  static constexpr int kConsumerRegisters = kHeadDimQk == 64 ? 224 : 232;
+  static constexpr int kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = 224;
   // Where there are no registers for it, each warp keeps its query (lanes' operands of steps of 16 channels) where it
   // will put its output.
   static constexpr bool kQueryInShared = kConsumerWarps == 4;
@@ -70,8 +70,6 @@ struct DecodeTraits {
     float maximum[kConsumerWarps][kRowTile];  // of each warp's tokens
     float sum[kConsumerWarps][kRowTile];
     RingBarriers<kStages> ring;  // a producer warp -> the consumer warps that have a slice of the block
-    int64_t plan_scratch[kThreads / 32 + 1];
-    SplitPlan plan;
     SplitWalkState walk[kThreads / 32];
   };
   static_assert(sizeof(Shared) <= 227 * 1024, "more shared memory than an SM gives one CTA");

@@ -19,7 +19,8 @@ template <class Traits>
 class MlaBlockOutput {
  public:
   using Shared = typename Traits::Shared;
-  using Output = float[4][32];  // [m-tile of 64 channels][as above], rows channels, columns query rows
+  // [m-tile of 64 channels][as above], rows channels, columns query rows. Behind kRows rows there is nothing.
+  using Output = float[4][32];
 
   __device__ MlaBlockOutput(Shared& shared, const MlaConsumerThread& thread) : shared_(shared), thread_(thread) {}
 
@@ -30,57 +31,75 @@ class MlaBlockOutput {
     for (auto& tile : output_) ptx::clear(tile);
   }
 
-  // The CTA's block number `count`.
-  __device__ __forceinline__ void add(int count) {
-    const int stage = count % Traits::kStages, buffer = count % 2;
-    const uint32_t values = ptx::shared_address(shared_.latent[stage]) +
-                            Traits::LatentTile::offset(thread_.lane, 16 * thread_.half + thread_.warp);
-    const uint32_t probability = ptx::shared_address(shared_.probability[buffer][0]);
-    wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
-    uint32_t a[2][2][4];  // of two tiles
-    load_values(a[0], values, 0);
-    load_values(a[1], values, 1);
-    wait_barrier(&shared_.probability_ring.full[buffer], count / 2 & 1);
-    rescale(shared_.message[buffer]);
-    float fresh[2][32];
-#pragma unroll
-    for (int tile = 0; tile < 2; ++tile) multiply<true>(fresh[tile], a[tile], probability);
-#pragma unroll
-    for (int tile = 2; tile < 4; ++tile) {
-      ptx::wgmma_wait<1>();
-      ptx::pin(fresh[tile % 2]);
-      load_values(a[tile % 2], values, tile);
-      fold(tile - 2, fresh[tile % 2]);
-      multiply<false>(fresh[tile % 2], a[tile % 2], probability);
-    }
-    ptx::wgmma_wait<1>();
-    ptx::pin(fresh[0]);
-    fold(2, fresh[0]);
-    ptx::wgmma_wait<0>();
-    ptx::pin(fresh[1]);
-    fold(3, fresh[1]);
-    __syncwarp();
-    if (thread_.lane == 0) {
-      arrive_barrier(&shared_.probability_ring.empty[buffer]);
-      arrive_barrier(&shared_.cache_ring.empty[stage]);
+  // The CTA's blocks number `count` to `count` + blocks - 1, one or two. The probabilities of the last one must be
+  // there. Where it raised no maximum both are relative to the same, and the tensor core sums them together.
+  __device__ __forceinline__ void add(int count, int blocks) {
+    if (blocks == 2 && !raises(count + 1)) {
+      add<2>(count);
+    } else {
+#pragma unroll 1
+      for (int end = count + blocks; count < end; ++count) add<1>(count);
     }
   }
 
+  __device__ __forceinline__ void await_probabilities(int count) const {
+    wait_barrier(&shared_.probability_ring.full[buffer(count)], count / Traits::kBuffers & 1);
+  }
+
  private:
+  static constexpr int kTiles = 4;  // of 64 channels
+  static constexpr int kColumnRegisters = Traits::kRows / 2;
+  using Fresh = float[kColumnRegisters];
+
+  __device__ static int stage(int count) { return count % Traits::kStages; }
+  __device__ static int buffer(int count) { return count % Traits::kBuffers; }
+
+  template <int kBlocks>
+  __device__ __forceinline__ void add(int count) {
+    constexpr int kItems = kTiles * kBlocks;  // 64 channels of a block
+    uint32_t a[3][2][4];                      // of three items in turn
+    float fresh[2][kColumnRegisters];         // of two tiles in turn
+    wait_barrier(&shared_.cache_ring.full[stage(count)], count / Traits::kStages & 1);
+    load_values(a[0], count, 0);
+    load_values(a[1], count + 1 % kBlocks, 1 / kBlocks);
+    await_probabilities(count);
+    rescale(shared_.message[buffer(count)]);
+#pragma unroll
+    for (int item = 0; item <= kItems; ++item) {
+      const int tile = item / kBlocks, block = item % kBlocks, next = item + 2;
+      if (item < kItems) {
+        separate_channels(a[item % 3]);
+        multiply(fresh[tile % 2], a[item % 3], count + block, block > 0 ? kAdd : tile < 2 ? kFirst : kAgain);
+      }
+      if (item > 0) item < kItems ? ptx::wgmma_wait<1>() : ptx::wgmma_wait<0>();
+      if (next < kItems) load_values(a[next % 3], count + next % kBlocks, next / kBlocks);
+      if (item > 0 && block == 0) {
+        ptx::pin(fresh[(tile - 1) % 2]);
+        fold(tile - 1, fresh[(tile - 1) % 2]);
+      }
+    }
+    __syncwarp();
+    if (thread_.lane != 0) return;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      arrive_barrier(&shared_.probability_ring.empty[buffer(count + block)]);
+      arrive_barrier(&shared_.cache_ring.empty[stage(count + block)]);
+    }
+  }
+
   // V^T of 16 channels of each warp by two times 32 tokens: m-tile `tile` of this warpgroup's 256 channels. A lane
   // addresses the channels of one token. Two tokens by two channels come in a register.
-  __device__ __forceinline__ static void load_values(uint32_t (&a)[2][4], uint32_t values, int tile) {
+  __device__ __forceinline__ void load_values(uint32_t (&a)[2][4], int count, int tile) const {
     using Tile = typename Traits::LatentTile;
-    const uint32_t address = (values ^ (tile % 2 * 64)) + tile / 2 * (Tile::kRows * Tile::kChunkBytes);
+    const uint32_t address = ptx::shared_address(shared_.latent[0]) + stage(count) * Tile::kBytes +
+                             tile / 2 * (Tile::kRows * Tile::kChunkBytes) +
+                             (Tile::offset(thread_.lane, 16 * thread_.half + thread_.warp) ^ (tile % 2 * 64));
     ptx::ldmatrix_x4_trans(a[0], address);
     ptx::ldmatrix_x4_trans(a[1], address + 32 * Tile::kChunkBytes);
   }
 
-  // Rows g and g + 8 of the operand become channels 2 g and 2 g + 1, then the product of 64 channels with all rows of
-  // the probabilities.
-  template <bool kNew>
-  __device__ __forceinline__ static void multiply(float (&fresh)[32], uint32_t (&a)[2][4], uint32_t probability) {
-    using Tile = typename Traits::ProbabilityTile;
+  // Rows g and g + 8 of the operand become channels 2 g and 2 g + 1.
+  __device__ __forceinline__ static void separate_channels(uint32_t (&a)[2][4]) {
 #pragma unroll
     for (auto& step : a) {
 #pragma unroll
@@ -92,25 +111,60 @@ class MlaBlockOutput {
       }
       ptx::pin(step);
     }
-    ptx::wgmma_fence();
+  }
+
+  // kFirst, kAgain: a new sum; kFirst: in any registers.
+  enum Sum { kFirst, kAgain, kAdd };
+  // 64 channels of a block with all rows of its probabilities.
+  __device__ __forceinline__ void multiply(Fresh& fresh, const uint32_t (&a)[2][4], int count, Sum sum) const {
+    using Tile = typename Traits::ProbabilityTile;
+    const uint32_t probability = ptx::shared_address(shared_.probability[0][0]) +
+                                 buffer(count) * static_cast<uint32_t>(sizeof(shared_.probability[0]));
     const uint64_t b = Tile::k_major_descriptor(probability, 0);
-    kNew ? ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a[0], b) : ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a[0], b);
-    ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a[1], Tile::k_major_descriptor(probability, 32));
+    ptx::wgmma_fence();
+    issue(fresh, a[0], b, sum);
+    issue(fresh, a[1], Tile::k_major_descriptor(probability, 32), kAdd);
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void fold(int tile, const float (&fresh)[32]) {
+  __device__ __forceinline__ static void issue(Fresh& fresh, const uint32_t (&a)[4], uint64_t b, Sum sum) {
+    if constexpr (Traits::kRows == 64) {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n64_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n64_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n64_rs_add(fresh, a, b);
+    } else if constexpr (Traits::kRows == 32) {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n32_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n32_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n32_rs_add(fresh, a, b);
+    } else {
+      if (sum == kFirst) ptx::wgmma_e4m3_f32_n16_rs_first(fresh, a, b);
+      if (sum == kAgain) ptx::wgmma_e4m3_f32_n16_rs_again(fresh, a, b);
+      if (sum == kAdd) ptx::wgmma_e4m3_f32_n16_rs_add(fresh, a, b);
+    }
+  }
+
+  // Of each warp with scores, bit i where rows i of it had a maximum raised.
+  __device__ static int4 raised_rows(const MlaMessage& message) {
+    int4 raised = *reinterpret_cast<const int4*>(message.rescales);
+    if (Traits::kScoreWarps < 4) raised.z = raised.w = 0;
+    if (Traits::kScoreWarps < 2) raised.y = 0;
+    return raised;
+  }
+  __device__ static bool is_any(const int4& raised) { return (raised.x | raised.y | raised.z | raised.w) != 0; }
+  __device__ bool raises(int count) const { return is_any(raised_rows(shared_.message[buffer(count)])); }
+
+  __device__ __forceinline__ void fold(int tile, const Fresh& fresh) {
 #pragma unroll
-    for (int r = 0; r < 32; ++r) output_[tile][r] += fresh[r];
+    for (int r = 0; r < kColumnRegisters; ++r) output_[tile][r] += fresh[r];
   }
 
   // Where maxima were raised. Column 8 j + 2 (lane % 4) + c of the accumulators is that query row.
   __device__ __forceinline__ void rescale(const MlaMessage& message) {
-    const int4 raised = *reinterpret_cast<const int4*>(message.rescales);
-    if ((raised.x | raised.y | raised.z | raised.w) == 0) return;
+    const int4 raised = raised_rows(message);
+    if (!is_any(raised)) return;
     const int of_warp[4] = {raised.x, raised.y, raised.z, raised.w};
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < Traits::kRows / 8; ++j) {
       if ((of_warp[j / 2] >> j % 2 & 1) == 0) continue;
       const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * (thread_.lane & 3)]);
 #pragma unroll

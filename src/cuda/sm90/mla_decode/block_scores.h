@@ -35,7 +35,10 @@ class MlaBlockScores {
   __device__ MlaBlockScores(Shared& shared, const MlaParams& params, const MlaConsumerThread& thread)
       : shared_(shared), params_(params), thread_(thread) {}
 
-  __device__ void reset() { softmax_.reset(); }
+  __device__ void reset() {
+    softmax_.reset();
+    least_scale_ = INFINITY;
+  }
   __device__ const MlaSoftmax<Traits>& softmax() const { return softmax_; }
 
   // Block `block` of the unit, the CTA's block number `count`.
@@ -44,6 +47,7 @@ class MlaBlockScores {
     wait_barrier(&shared_.cache_ring.full[stage], count / Traits::kStages & 1);
     Scores scores;
     multiply(scores, stage);
+    if (thread_.warp >= Traits::kScoreWarps) return;
     wait_barrier(&shared_.factors_ready[stage], count / Traits::kStages & 1);
     if (params_.sparse || (block + 1) * Traits::kTileN > mla_visible_end<Traits>(params_, unit, 0)) {
       hide_tokens<Traits>(scores, shared_, params_, unit, block, stage, thread_.lane,
@@ -52,21 +56,24 @@ class MlaBlockScores {
     make_logits(scores, stage);
     float rescale[2];
     const uint32_t raised = hand_over_maxima(scores.rope, block - unit.first, count, rescale);
-    wait_barrier(&shared_.probability_ring.empty[thread_.half], (count / 2 & 1) ^ 1);
-    MlaMessage& message = shared_.message[thread_.half];
+    least_scale_ = fminf(least_scale_, shared_.factors[stage].least_scale);
+    const int buffer = count % Traits::kBuffers;
+    wait_barrier(&shared_.probability_ring.empty[buffer], (count / Traits::kBuffers & 1) ^ 1);
+    MlaMessage& message = shared_.message[buffer];
     if (thread_.lane == 0) message.rescales[thread_.warp] = static_cast<int>(raised);
-    if (raised != 0 && thread_.lane % 4 == 0) {
+    if (thread_.lane % 4 == 0) {
       message.factor[thread_.row(0)] = rescale[0];
       message.factor[thread_.row(1)] = rescale[1];
     }
-    store_probabilities(scores.rope, stage);
+    store_probabilities(scores.rope, stage, buffer);
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);  // wgmma reads the probabilities
     __syncwarp();
-    if (thread_.lane == 0) arrive_barrier(&shared_.probability_ring.full[thread_.half]);
+    if (thread_.lane == 0) arrive_barrier(&shared_.probability_ring.full[buffer]);
   }
 
  private:
   using Logits = float[32];
+  static constexpr int kSettled = 6;  // blocks, behind which few maxima are raised
 
   using Scores = MlaScoreFragment;
 
@@ -74,21 +81,19 @@ class MlaBlockScores {
   // moment: where one key is the query and all products have one sign, a sum of 512 loses half a percent.
   // RoPE products are in flight while groups are added.
   __device__ __forceinline__ void multiply(Scores& scores, int stage) {
-    uint32_t second[16];
+    uint32_t second[16], third[16];
     ptx::wgmma_fence();
     issue_group<0, true>(scores.latent, stage);
     issue_group<1, true>(second, stage);
     ptx::wgmma_commit();
+    issue_group<2, true>(third, stage);
     issue_rope(scores.rope, stage, 0);
     ptx::wgmma_commit();
     take_group<1>(scores.latent, second);
-    issue_group<2, false>(second, stage);
-    ptx::wgmma_commit();
+    issue_group<3, false>(second, stage);
     issue_rope(scores.rope, stage, 2);
     ptx::wgmma_commit();
-    take_group<1>(scores.latent, second);
-    issue_group<3, false>(second, stage);
-    ptx::wgmma_commit();
+    take_group<1>(scores.latent, third);
     take_group<0>(scores.latent, second);
     ptx::pin(scores.rope);
   }
@@ -163,7 +168,7 @@ class MlaBlockScores {
       before[i] = blocks_before > 0 ? shared_.exchange.maximum[other][thread_.row(i)] : -INFINITY;
       softmax_.set_maximum(i, blocks_before > 1 ? shared_.exchange.maximum[half][thread_.row(i)] : -INFINITY);
     }
-    const uint32_t raised = softmax_.raise_maxima(logits, before, rescale);
+    const uint32_t raised = softmax_.raise_maxima(logits, before, blocks_before == kSettled, least_scale_, rescale);
     if (thread_.lane % 4 == 0) {
       shared_.exchange.maximum[half][thread_.row(0)] = softmax_.maximum(0);
       shared_.exchange.maximum[half][thread_.row(1)] = softmax_.maximum(1);
@@ -175,10 +180,11 @@ class MlaBlockScores {
 
   // Probabilities as the operand of V^T P^T: four bytes of a word are tokens of two neighbouring column groups, the
   // order in which V's fragments come.
-  __device__ __forceinline__ void store_probabilities(Logits& logits, int stage) {
+  __device__ __forceinline__ void store_probabilities(Logits& logits, int stage, int buffer) {
     using Tile = typename Traits::ProbabilityTile;
     const int row = 16 * thread_.warp + (ptx::launder(thread_.lane) & 15);
-    const uint32_t address = ptx::shared_address(shared_.probability[thread_.half][0]);
+    const uint32_t address =
+        ptx::shared_address(shared_.probability[0][0]) + buffer * static_cast<uint32_t>(sizeof(shared_.probability[0]));
 #pragma unroll
     for (int piece = 0; piece < 4; piece += 2) {
 #pragma unroll
@@ -202,6 +208,7 @@ class MlaBlockScores {
   const MlaParams& params_;
   const MlaConsumerThread thread_;
   MlaSoftmax<Traits> softmax_;
+  float least_scale_;  // of the tokens of this warpgroup's blocks of the unit
 };
 
 }  // namespace fp8attn::cuda

@@ -39,8 +39,9 @@ struct MlaCombineWork {
 template <class Traits>
 __global__ void __launch_bounds__(MlaCombineWork<Traits>::kCombineThreads)
     mla_combine_kernel(const __grid_constant__ MlaParams params) {
-  __shared__ int16_t continuing[kMaxTeams];
+  __shared__ Split continuing[kMaxTeams];
   __shared__ int count;
+  ptx::launch_dependents();
   ptx::wait_for_previous_grid();
   const MlaCombineWork<Traits> work{params};
   SplitCombine<MlaCombineWork<Traits>>(work).run(continuing, count);

@@ -26,14 +26,17 @@ class MlaConsumer {
 
   __device__ void run() {
     note_split({.first_team = -1});
-    MlaWalk walk(params_, shared_.plan, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
-    int count = 0;  // blocks of this CTA before the unit
+    MlaWalk walk(params_, shared_.walk[4 + 4 * thread_.half + thread_.warp]);
+    int& count = shared_.exchange.blocks_before[4 * thread_.half + thread_.warp];
+    count = 0;  // all lanes write the same
     while (walk.next()) {
       const MlaUnit& unit = walk.unit();
-      if (walk.split().first_team >= 0) note_split(walk.split());
+      if (walk.continues()) note_split(walk.split());
       load_query(unit);
-      compute(unit, count);
-      count += unit.last - unit.first;
+      const int before = count;
+      compute(unit, before);
+      __syncwarp();
+      count = before + unit.last - unit.first;
       finish(unit);
     }
   }
@@ -43,15 +46,13 @@ class MlaConsumer {
 
   // For the combining kernel, by one thread of a team.
   __device__ void note_split(const MlaSplit& split) {
-    const int team_size = params_.schedule.team_size;
-    const int team = static_cast<int>(blockIdx.x) / team_size;
-    if (threadIdx.x == 128 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
+    if (threadIdx.x == 128 && blockIdx.x == 0) params_.splits[blockIdx.y] = split;
   }
 
   // All products with the previous query have been waited for where finish() meets.
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
-    load_query_rows<Traits, 8, 8>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile,
-                                  4 * thread_.half + thread_.warp, ptx::launder(thread_.lane));
+    load_query_rows<Traits, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
+                               ptx::launder(thread_.lane));
     ptx::named_barrier_sync<256>(kBarrier);
   }
 
@@ -67,8 +68,9 @@ class MlaConsumer {
       const int own = next + (((base + next) ^ thread_.half) & 1);
       if (own < unit.last) scores_.score(unit, own, base + own);
       const int end = min(own + 1, unit.last);
-#pragma unroll 1
-      for (; next < end; ++next) output_.add(base + next);
+      output_.await_probabilities(base + end - 1);
+      output_.add(base + next, end - next);
+      next = end;
     }
   }
 

@@ -22,13 +22,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   // Dynamic shared memory begins where the CTA's does, at a multiple of 1024: there is no static shared memory.
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(dynamic_shared);
-  ptx::launch_dependents();
   if (threadIdx.x == 0) {
     // full: the stage's producer warp, once, and the bytes of TMA. empty: the 8 output warps; they are done with a
     // stage after the scores' warps, whose probabilities they need.
     shared.cache_ring.init(1, 8);
     for (uint64_t& ready : shared.factors_ready) ::cuda::ptx::mbarrier_init(&ready, 1);  // the stage's producer warp
-    shared.probability_ring.init(4, 8);  // the scores' warps; the output warps
+    shared.probability_ring.init(Traits::kScoreWarps, 8);  // the scores' warps; the output warps
     if constexpr (Traits::kSymmetric) {
       for (auto& of_half : shared.exchange.maxima_ready) {
         for (uint64_t& ready : of_half) ::cuda::ptx::mbarrier_init(&ready, 1);
@@ -36,7 +35,11 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     }
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
-  make_plan<Traits::kThreads>(params, shared.plan, shared.plan_scratch);  // all threads meet in it
+  // Results of the kernel before may be read, and its inputs overwritten, from here on.
+  ptx::wait_for_previous_grid();
+  ptx::launch_dependents();
+  if (const int warp = ptx::uniform_warp(); warp < Traits::kWalks) MlaWalk(params, shared.walk[warp]).plan();
+  __syncthreads();
 
   // Every role asks for its warp again: a register kept from here on is one too many.
   const int role = ptx::uniform_warp() / 4;

@@ -21,6 +21,10 @@ namespace fp8attn::cuda {
 template <class Traits>
 struct MlaHost {
   static bool sparse(const MlaDecodeProblem& problem) { return problem.indices.has_value(); }
+  // Of a sequence: pairs of a query token and a head. With indices each query token is a sequence.
+  static int rows(const MlaDecodeProblem& problem) {
+    return static_cast<int>((sparse(problem) ? 1 : problem.q.shape[1]) * problem.q.shape[2]);
+  }
 
   // Tokens of a TMA box: a page or 64, where that fits the swizzle and the block. 0: threads gather the tokens.
   static int box_rows(const MlaDecodeProblem& problem) {
@@ -74,7 +78,7 @@ struct MlaHost {
     params.queries = params.sparse ? 1 : static_cast<int>(q.shape[1]);
     params.heads = Divisor(static_cast<int>(q.shape[2]));
     params.sequence_tokens = Divisor(params.sparse ? static_cast<int>(q.shape[1]) : 1);
-    params.rows = params.queries * static_cast<int>(q.shape[2]);
+    params.rows = rows(problem);
     params.tokens = index_view(params.sparse ? *problem.indices : *problem.block_table);
     const std::optional<TensorView>& lengths = params.sparse ? problem.topk_length : problem.lengths;
     if (lengths) params.lengths = index_view(*lengths);
@@ -113,6 +117,8 @@ struct MlaHost {
     return view;
   }
 
+  using Combined = MlaTraits<Traits::kFormat>;  // the parts of all kernels of a format are alike
+
   static void launch(const MlaDecodeProblem& problem, Workspace workspace, Stream stream) {
     if (problem.out.count() == 0) return;
     constexpr const char* kOperation = "mla_decode";
@@ -127,22 +133,22 @@ struct MlaHost {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Traits::kSharedBytes), kOperation,
           "cudaFuncSetAttribute");
     cudaLaunchConfig_t config{};
-    config.gridDim = plan.teams * plan.team_size;
+    config.gridDim = dim3(plan.team_size, plan.teams);
     config.blockDim = Traits::kThreads;
     config.dynamicSmemBytes = Traits::kSharedBytes;
     config.stream = stream;
-    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
-
-    // Its CTAs are there when the last of the first kernel's leave.
+    // The CTAs of a kernel are there when the last of the kernel's before leave.
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &early;
     config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, maps, params), kOperation, "cudaLaunchKernelEx");
+
     config.gridDim = multiprocessors;
-    config.blockDim = MlaCombineWork<Traits>::kCombineThreads;
+    config.blockDim = MlaCombineWork<Combined>::kCombineThreads;
     config.dynamicSmemBytes = 0;
-    check(cudaLaunchKernelEx(&config, mla_combine_kernel<Traits>, params), kOperation, "cudaLaunchKernelEx");
+    check(cudaLaunchKernelEx(&config, mla_combine_kernel<Combined>, params), kOperation, "cudaLaunchKernelEx");
   }
 };
 

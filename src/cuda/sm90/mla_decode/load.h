@@ -22,18 +22,18 @@ class MlaProducer {
       : shared_(shared), maps_(maps), params_(params), stage_(stage), lane_(lane) {}
 
   __device__ void run() {
-    MlaWalk walk(params_, shared_.plan, shared_.walk[stage_]);
+    MlaWalk walk(params_, shared_.walk[stage_]);
     int ahead = stage_;  // blocks before the next one that goes to this stage
-    while (walk.next()) {
+    for (bool is_first = true; walk.next(); is_first = false) {
       const MlaUnit& unit = walk.unit();
-      if (stage_ == 0) prefetch_query(unit);
+      if (stage_ == 0 && !is_first) prefetch_query(unit);
       for (; ahead < unit.last - unit.first; ahead += Traits::kStages) load(unit, unit.first + ahead);
       ahead -= unit.last - unit.first;
     }
   }
 
  private:
-  // The query of the unit into the L2 cache: the scores' warps are still with the unit before.
+  // The query of a unit but the first into the L2 cache: the scores' warps are still with the unit before.
   __device__ void prefetch_query(const MlaUnit& unit) const {
     const int begin = unit.tile * Traits::kTileM, end = min(begin + Traits::kTileM, params_.rows);
     const int bytes = static_cast<int>(kMlaDim) * (params_.query_is_e4m3 ? 1 : 2);
@@ -78,6 +78,11 @@ class MlaProducer {
       factors.pair[lane_].scale[i] = largest[i];
       factors.pair[lane_].log2_scale[i] = ptx::log2_float(largest[i]);
       factors.inverse_scale[2 * lane_ + i] = inverse[i];
+    }
+    if constexpr (Traits::kSymmetric) {
+      // Bits of numbers that are not negative are in their order.
+      const uint32_t least = __reduce_min_sync(0xFFFFFFFFu, __float_as_uint(fminf(largest[0], largest[1])));
+      if (lane_ == 0) factors.least_scale = __uint_as_float(least);
     }
     if constexpr (Traits::kGroups == 4) {
       uint32_t* ratio = &shared_.ratio[stage_][0][lane_];
@@ -127,8 +132,7 @@ class MlaProducer {
 
   __device__ void copy(void* destination, const CUtensorMap& map, int channel, int position, int page) const {
     const int32_t coordinates[4] = {channel, position, page, 0};
-    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, destination, &map,
-                                      coordinates, &shared_.cache_ring.full[stage_]);
+    ptx::copy_box(destination, map, coordinates, &shared_.cache_ring.full[stage_], ptx::read_once_policy());
   }
 
   // -1 where the table holds something that is not a page: reads as zeros.

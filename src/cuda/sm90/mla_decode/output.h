@@ -59,8 +59,8 @@ class MlaOutput {
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
     if (!shared_.any_unit) return;
     const MlaUnit& unit = shared_.walk[4].unit;
-    load_query_rows<Traits, 8, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
-                                  thread_.lane);
+    load_query_rows<Traits, 8>(shared_, params_, unit.sequence, unit.tile, 4 * thread_.half + thread_.warp,
+                               thread_.lane);
     ptx::named_barrier_sync<384>(kFirstQueryBarrier);
   }
 

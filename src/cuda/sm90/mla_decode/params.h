@@ -81,7 +81,6 @@ struct MlaParams {
   }
 };
 
-using MlaPlan = SplitPlan;
 using MlaUnit = SplitUnit;
 using MlaWalk = SplitWalk<MlaParams>;
 using MlaWalkState = SplitWalkState;

@@ -30,7 +30,7 @@ class MlaScores : MlaProducts<Traits> {
 
   __device__ void run() {
     note_split({.first_team = -1});
-    bool more = MlaWalk(params_, shared_.plan, shared_.walk[4 + warp_]).next();
+    bool more = MlaWalk(params_, shared_.walk[4 + warp_]).next();
     if (warp_ == 0 && lane_ == 0) shared_.any_unit = more;
     // The first query is loaded by the output's warps: they have nothing to do yet, and registers for all of it at
     // once.
@@ -39,7 +39,7 @@ class MlaScores : MlaProducts<Traits> {
     warp_ = ptx::uniform_warp() % 4;                             // a register kept until here is one too many
     MlaWalk walk(params_, shared_.walk[4 + warp_]);
     while (more) {
-      if (walk.split().first_team >= 0) note_split(walk.split());
+      if (walk.continues()) note_split(walk.split());
       compute(walk.unit());
       more = walk.next();
       if (more) load_query(walk.unit());
@@ -54,17 +54,13 @@ class MlaScores : MlaProducts<Traits> {
 
   // For the combining kernel, by one thread of a team.
   __device__ void note_split(const MlaSplit& split) {
-    const int team_size = params_.schedule.team_size;
-    const int team = static_cast<int>(blockIdx.x) / team_size;
-    if (warp_ == 0 && lane_ == 0 && team * team_size == static_cast<int>(blockIdx.x)) params_.splits[team] = split;
+    if (warp_ == 0 && lane_ == 0 && blockIdx.x == 0) params_.splits[blockIdx.y] = split;
   }
 
   __device__ __forceinline__ void load_query(const MlaUnit& unit) {
     // All products with the previous query have been waited for by all warps, then all rows of the new one are there.
     ptx::named_barrier_sync<128>(kBarrier);
-    constexpr int kAtOnce = Traits::kIsE4M3 ? 1 : 2;  // what registers there are
-    load_query_rows<Traits, 4, kAtOnce>(shared_, ptx::launder_reference(params_), unit.sequence, unit.tile, warp_,
-                                        ptx::launder(lane_));
+    load_query_rows<Traits, 4>(shared_, params_, unit.sequence, unit.tile, warp_, ptx::launder(lane_));
     ptx::named_barrier_sync<128>(kBarrier);
   }
 
@@ -99,7 +95,7 @@ class MlaScores : MlaProducts<Traits> {
     make_logits<4>(scores);
     float rescale[2];
     const float before[2] = {softmax_.maximum(0), softmax_.maximum(1)};
-    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, rescale);
+    const uint32_t rescales = softmax_.raise_maxima(scores.rope, before, false, 0.0f, rescale);
     begin_message();
     if (lane_ == 0) message().rescales[warp_] = static_cast<int>(rescales);
     if (lane_ % 4 == 0) {

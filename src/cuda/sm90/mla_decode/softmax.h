@@ -16,6 +16,10 @@ template <class Traits>
 class MlaSoftmax {
  public:
   static constexpr float kTop = Traits::kIsE4M3 ? kProbabilityTopLog2 : 0.0f;
+  static constexpr float kSlack = 0.75f;  // octaves above kTop that are left: 2^8.75 = 430, and e4m3 ends at 448
+  static constexpr float kRoom = 2.0f;    // octaves for maxima to come
+  static constexpr bool kGivesRoom = Traits::kSymmetric;               // the others have no registers for it
+  static constexpr float kMany = Traits::kIsE4M3 ? 8 * 256.0f : 8.0f;  // eight times 2^kTop
 
   __device__ void reset() {
 #pragma unroll
@@ -25,14 +29,15 @@ class MlaSoftmax {
     }
   }
 
-  // Takes note of a block's largest logits. before: the rows' maxima over the blocks before it. rescale: what
-  // everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i of the warp.
+  // Takes note of a block's largest logits. before: what the probabilities of the rows were relative to until now.
+  // rescale: what everything summed of these is to be multiplied with. Bit i is set where that is not 1 for all rows i
+  // of the warp. settles: whether this block is the one behind which maxima should have been found. least_scale: of the
+  // tokens summed until now.
   //
-  // The maxima are exact, so that the largest probability of a row is stored without rounding: one that may lie up to
-  // 0.75 octaves higher costs a third more error on peaked rows. Behind the first blocks few are raised, and a vote
-  // tells.
-  __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2],
-                                                   float (&rescale)[2]) {
+  // A row's largest stored probability is not rounded, since it may be most of the row. Where the others make up for
+  // kMany of it, the row gets room for maxima to come instead, and few are raised from then on: a vote tells.
+  __device__ __forceinline__ uint32_t raise_maxima(const float (&logits)[32], const float (&before)[2], bool settles,
+                                                   float least_scale, float (&rescale)[2]) {
     float maximum[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -47,15 +52,23 @@ class MlaSoftmax {
     }
     float top[2] = {before[0], before[1]};
     uint32_t raised = 0;
-    if (__any_sync(0xFFFFFFFFu, maximum[0] > top[0] || maximum[1] > top[1])) {
+    if (__any_sync(0xFFFFFFFFu, settles || maximum[0] > top[0] || maximum[1] > top[1])) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 1));
         maximum[i] = fmaxf(maximum[i], __shfl_xor_sync(0xFFFFFFFFu, maximum[i], 2));
-        const bool above = maximum[i] > top[i];  // so it is not minus infinity
-        if (above) {
-          rescale[i] = ptx::exp2_float(top[i] - maximum[i]);
-          top[i] = maximum[i];
+        float next = maximum[i];
+        bool above = next > top[i];
+        if constexpr (kGivesRoom) {
+          next = fmaxf(next, top[i]);
+          // The sum is one of probabilities without scales. Before the first block it is 0 times NaN.
+          const bool many = sum(i) * least_scale * ptx::exp2_float(maximum_[i] - next) >= kMany;
+          above = maximum[i] > top[i] + (many ? kSlack : 0.0f) || (settles && many);
+          if (many) next += kRoom;
+        }
+        if (above) {  // so it is not minus infinity
+          rescale[i] = ptx::exp2_float(top[i] - next);
+          top[i] = next;
         }
         if (__any_sync(0xFFFFFFFFu, above)) raised |= 1u << i;
       }

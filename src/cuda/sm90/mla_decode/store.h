@@ -51,9 +51,9 @@ __device__ __forceinline__ void store_transposed(uint8_t* staging, const MlaPara
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
+    for (int part = 0; part < (Traits::kRows + 31) / 32; ++part) {
 #pragma unroll
-      for (int j = 4 * part; j < 4 * part + 4; ++j) {
+      for (int j = 4 * part; j < min(4 * part + 4, Traits::kRows / 8); ++j) {
         const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * q]);
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_partial_transposed(const MlaParams& params
                                                          const float (&output)[4][32], const MlaOutputThread& thread) {
   const int g = thread.lane >> 2, q = thread.lane & 3;
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < Traits::kRows / 8; ++j) {
     const float2 factor = *reinterpret_cast<const float2*>(&message.factor[8 * j + 2 * q]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -167,8 +167,9 @@ __device__ __forceinline__ void store_output(typename Traits::Shared& shared, co
   } else if (message.slot >= 0) {
     store_partial_transposed<Traits>(params, message, output, thread);
   } else {
-    uint8_t* staging = Traits::kStagesInProbabilities ? shared.probability[buffer][2 * thread.half % Traits::kGroups]
-                                                      : shared.staging[thread.half];
+    uint8_t* staging = Traits::kSymmetric               ? shared.probability[2 * thread.half][0]
+                       : Traits::kStagesInProbabilities ? shared.probability[buffer][2 * thread.half % Traits::kGroups]
+                                                        : shared.staging[thread.half];
     store_transposed<Traits>(staging, params, message, output, thread);
   }
 }

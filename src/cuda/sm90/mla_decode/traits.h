@@ -25,9 +25,11 @@ struct MlaMessage {
   alignas(16) int rescales[4];  // kBlock: whether any factor of a scores' warp is not 1
 };
 
-template <CacheFormat kFormat_>
+// kRows_: how many of a tile's rows there can be, 16, 32 or 64. The scores' products have 64 all the same.
+template <CacheFormat kFormat_, int kRows_ = 64>
 struct MlaTraits {
   static constexpr CacheFormat kFormat = kFormat_;
+  static constexpr int kRows = kRows_;
   static constexpr bool kIsE4M3 = kFormat != CacheFormat::kBF16;
   static constexpr bool kTokenScales = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kToken128;
   static constexpr bool kRopeIsBF16 = kFormat != CacheFormat::kTensor;
@@ -46,13 +48,16 @@ struct MlaTraits {
   // Three warpgroups: producer, and two that share scores and output, where that is faster: kTensor and kToken128 lost
   // 9 and 5% by it.
   static constexpr bool kSymmetric = kFormat == CacheFormat::kToken;
+  static_assert(kRows == 64 || kSymmetric);
+  static constexpr int kScoreWarps = kRows / 16;  // of a warpgroup, those with scores of rows that there can be
   static constexpr int kConsumerRegisters = 232;
 
   // Else four: producer, scores, and two for the output, 256 channels each. The output takes 128 registers, a fresh
   // accumulator 16.
   static constexpr int kThreads = kSymmetric ? 384 : 512;
   static constexpr int kOutputRegisters = 168;
-  static constexpr int kProducerRegisters = !kIsE4M3 ? 64 : kGroups == 4 ? 48 : 40;
+  static constexpr int kWalks = kSymmetric ? 12 : 8;  // the producer warps, and those with scores
+  static constexpr int kProducerRegisters = kIsE4M3 ? 40 : 64;
   static constexpr int kScoreRegisters = 512 - kProducerRegisters - 2 * kOutputRegisters;
   // Warpgroups share what the kernel starts with, 168 a thread, or setmaxnreg waits for ever.
   static_assert(!kSymmetric || kProducerRegisters + 2 * kConsumerRegisters <= 3 * 168);
@@ -63,12 +68,13 @@ struct MlaTraits {
   static_assert(kTileM == kTileN);
 
   static constexpr int kStages = kIsE4M3 ? 4 : 2;
-  // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for.
-  static constexpr int kBuffers = kFormat == CacheFormat::kToken || kFormat == CacheFormat::kTensor ? 2 : 1;
-  // The output of 32 heads by 64 channels on its way to global memory, for each of the two warpgroups. With kToken128
-  // it lies in the probabilities, which take four times the room.
+  // Blocks of probabilities that may wait for their P V: as many as shared memory leaves room for. kSymmetric: two of
+  // each warpgroup, since the other one is done with the first only when the second has been made.
+  static constexpr int kBuffers = kSymmetric ? 4 : kFormat == CacheFormat::kTensor ? 2 : 1;
+  // The output of 32 heads by 64 channels on its way to global memory, for each of the two warpgroups. It lies in the
+  // probabilities where these take 16 KB.
   static constexpr int kStagingRowBytes = 144, kStagingBytes = 32 * kStagingRowBytes;  // padded against bank conflicts
-  static constexpr bool kStagesInProbabilities = kFormat == CacheFormat::kToken128;
+  static constexpr bool kStagesInProbabilities = kTokenScales;
 
   // What the scores' warps need of the scales of a block's tokens. The producer writes it over the scales.
   struct alignas(128) TokenFactors {
@@ -78,7 +84,8 @@ struct MlaTraits {
     };
     Pair pair[kTileN / 2];
     float inverse_scale[kTileN];  // takes it back for the denominator
-    float unused[kTileN];
+    float least_scale;
+    float unused[kTileN - 1];
   };
   static_assert(sizeof(TokenFactors) == 16 * kTileN);
 
@@ -86,6 +93,7 @@ struct MlaTraits {
   struct Exchange {
     float maximum[2][kTileM];     // of the rows, after the last block of each warpgroup
     uint64_t maxima_ready[2][4];  // from a warp to the warp of the same number
+    int blocks_before[8];         // the unit, of this CTA: a number for each warp
     // At the end of a unit.
     struct {
       float sum[kTileM], maximum[kTileM];
@@ -112,10 +120,8 @@ struct MlaTraits {
     RingBarriers<kStages> cache_ring;         // a producer warp -> scores and output warps
     uint64_t factors_ready[kStages];          // a producer warp -> scores' warps
     RingBarriers<kBuffers> probability_ring;  // scores -> output warps
-    int64_t plan_scratch[kThreads / 32 + 1];
-    MlaPlan plan;
-    bool any_unit;                           // whether this CTA has one
-    MlaWalkState walk[kSymmetric ? 12 : 8];  // of the producer warps and of those with scores
+    bool any_unit;                            // whether this CTA has one
+    MlaWalkState walk[kWalks];
   };
   static constexpr int kSharedBytes = sizeof(Shared);
   static_assert(kSharedBytes <= 227 * 1024, "more shared memory than an SM gives one CTA");

@@ -1,5 +1,8 @@
-// cp.async: copies of 16 bytes by ordinary threads. Prefetches. The end of a grid that its successor waits for.
+// cp.async: copies of 16 bytes by ordinary threads. TMA under an L2 policy. Prefetches. The end of a grid that its
+// successor waits for.
 #pragma once
+
+#include <cuda.h>
 
 #include <cstdint>
 
@@ -26,6 +29,24 @@ __device__ __forceinline__ void wait_for_copies_but() {
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
   asm volatile(
       "cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+      : "memory");
+}
+
+// For memory that is read once: the L2 cache gives its lines up before others.
+__device__ __forceinline__ uint64_t read_once_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// TMA copies a box of a tensor of four dims, under an L2 policy; its bytes count for `barrier`.
+__device__ __forceinline__ void copy_box(void* destination, const CUtensorMap& map, const int32_t (&at)[4],
+                                         uint64_t* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(destination))),
+      "l"(&map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]),
+      "r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))), "l"(policy)
       : "memory");
 }
 

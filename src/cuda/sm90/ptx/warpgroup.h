@@ -25,13 +25,6 @@ __device__ __forceinline__ int launder(int value) {
   return value;
 }
 
-template <class T>
-__device__ __forceinline__ const T& launder_reference(const T& object) {
-  const T* pointer = &object;
-  asm volatile("" : "+l"(pointer));
-  return *pointer;
-}
-
 // Waits until kThreads threads have arrived at named barrier `id` (0 is __syncthreads).
 template <int kThreads>
 __device__ __forceinline__ void named_barrier_sync(int id) {

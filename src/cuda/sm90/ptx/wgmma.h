@@ -118,16 +118,44 @@ __device__ __forceinline__ void wgmma_e4m3_f16_n64_ss_again(uint32_t (&d)[kSize]
 }
 
 template <int kSize>
-__device__ __forceinline__ void wgmma_e4m3_f32_n32_rs_again(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+__device__ __forceinline__ void wgmma_e4m3_f32_n16_rs_first(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 8);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1;}"
+      : "=&f"(d[0]),"=&f"(d[1]),"=&f"(d[2]),"=&f"(d[3]),"=&f"(d[4]),"=&f"(d[5]),"=&f"(d[6]),"=&f"(d[7]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n16_rs_add(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 8);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1;}"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n16_rs_again(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 8);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p, 1, 1;}"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n32_rs_first(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kSize >= 16);
   asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1;}"
-      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),"+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+      : "=&f"(d[0]),"=&f"(d[1]),"=&f"(d[2]),"=&f"(d[3]),"=&f"(d[4]),"=&f"(d[5]),"=&f"(d[6]),"=&f"(d[7]),"=&f"(d[8]),"=&f"(d[9]),"=&f"(d[10]),"=&f"(d[11]),"=&f"(d[12]),"=&f"(d[13]),"=&f"(d[14]),"=&f"(d[15]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
 }
 
 template <int kSize>
 __device__ __forceinline__ void wgmma_e4m3_f32_n32_rs_add(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kSize >= 16);
   asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1;}"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),"+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n32_rs_again(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 16);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1;}"
       : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]),"+f"(d[4]),"+f"(d[5]),"+f"(d[6]),"+f"(d[7]),"+f"(d[8]),"+f"(d[9]),"+f"(d[10]),"+f"(d[11]),"+f"(d[12]),"+f"(d[13]),"+f"(d[14]),"+f"(d[15]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
 }
 
