@@ -54,7 +54,7 @@ class Consumer {
       }
     }
     // Shared memory must outlive the last store.
-    if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+    if (thread_.lane() == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }
 
  private:
@@ -64,6 +64,7 @@ class Consumer {
   static constexpr int kBlocksPerPart = kBlocks / kParts;
   using Part = typename Math::Score[Math::kScoreRegisters];
   using Scores = Part[kParts];
+  static constexpr float kLog2E = 1.44269504088896f;
   // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
   static constexpr bool kOverlaps = Traits::kOverlaps;
 
@@ -250,7 +251,8 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) multiplier_[i] = multiplier_back(1, i);
     if constexpr (Traits::kIsE4M3) {
-      Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
+      Math::prepare_query(query_, query_address(), ptx::shared_address(shared_.value[0]), thread_.warp(),
+                          thread_.lane(), multiplier_);
       if constexpr (Traits::kQueryInRegisters) {
         // The rescaling decision waits for every load, so the tile is free behind it.
         release_query();
@@ -299,13 +301,14 @@ class Consumer {
     float sum[2], denominator[2], factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
-    if (params_.lse != nullptr || has_sink()) finish_sums(tile, sum, denominator);
+    if (has_sink()) add_sink(tile, sum, denominator);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       factor[i] = sum[i] == 0.0f ? 0.0f : ptx::reciprocal(denominator[i]);  // 0: the row sees no key
     }
     if constexpr (Traits::kIsE4M3) finish_values(tile, sum, factor);
     store_output<Traits>(shared_, maps_, params_, tile, plan.rows, output_.value, factor, thread_);
+    if (params_.lse != nullptr) store_lse(tile, sum);
   }
 
   // V scale and mean.
@@ -319,28 +322,35 @@ class Consumer {
     }
   }
 
-  // Stores lse, and adds the sink to the denominators.
-  __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
-    constexpr float kLog2E = 1.44269504088896f;
+  // To the denominators.
+  __device__ void add_sink(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // 0, with a softcap: what the softmax has.
-      const float multiplier = has_softcap() ? 0.0f : multiplier_back(2, i);
-      const bool empty = sum[i] == 0.0f;
-      if (has_sink() && !empty) {
-        // Relative to what one unit of the sum is worth.
-        const float unit = softmax_.log2_sum(i, 1.0f, multiplier);
-        denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
-      }
-      const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
-      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || tile.row + row >= tile.query_length) continue;
-      float log2_sum = softmax_.log2_sum(i, sum[i], multiplier);
-      if (params_.lse_bias.data != nullptr) {
-        const int token = tile.query_start + tile.row + row;
-        log2_sum = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, log2_sum);
-      }
-      params_.lse[factors_back(2).lse + row * params_.lse_row_stride] = empty ? -INFINITY : log2_sum * params_.lse_unit;
+      if (sum[i] == 0.0f) continue;
+      // Relative to what one unit of the sum is worth.
+      denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - log2_sum(i, 1.0f));
     }
+  }
+
+  // Of the four lanes that share two rows, the first two store one each.
+  __device__ void store_lse(const Plan& tile, const float (&sum)[2]) const {
+    const int i = thread_.lane() & 1;
+    const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
+    if ((thread_.lane() & 2) != 0 || tile.row + row >= tile.query_length) return;
+    const float own = i == 0 ? sum[0] : sum[1];
+    float exponent = log2_sum(i, own);
+    if (params_.lse_bias.data != nullptr) {
+      const int token = tile.query_start + tile.row + row;
+      exponent = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, exponent);
+    }
+    params_.lse[factors_back(2).lse + row * params_.lse_row_stride] =
+        own == 0.0f ? -INFINITY : exponent * params_.lse_unit;
+  }
+
+  // Of a row of the tile to be finished.
+  __device__ float log2_sum(int i, float stored_sum) const {
+    // 0, with a softcap: what the softmax has.
+    return softmax_.log2_sum(i, stored_sum, has_softcap() ? 0.0f : multiplier_back(2, i));
   }
 
   // The stage of the tile entered last.
