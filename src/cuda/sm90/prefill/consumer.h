@@ -36,20 +36,21 @@ class Consumer {
     if (enter()) {
       Scores scores;
       wait_stage(shared_.key_ring, key_);
-      issue_all_scores(scores);
+      blocks_ = plan_back(1).last_blocks;
+      issue_all_scores(scores, blocks_);
       ptx::wgmma_wait<0>();
       begin();
       while (true) {
         receive(scores);
         const bool last = unscored_ == 0;
         const bool more = !last || enter();
-        step(scores, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
+        const int next_blocks = last ? plan_back(1).last_blocks : kBlocks;
+        step(scores, next_blocks, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
+        blocks_ = next_blocks;
         if (last) {
           finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
           if (!more) break;
           begin();
-        } else {
-          blocks_ = kBlocks;
         }
       }
     }
@@ -68,17 +69,17 @@ class Consumer {
   // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
   static constexpr bool kOverlaps = Traits::kOverlaps;
 
-  // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
-  // them. `come`: whether more stages do, even if only other warpgroups need them.
-  __device__ __forceinline__ void step(Scores& scores, bool come) {
+  // P V of a step, and the scores of the next one, which has `next_blocks`. At the end these are scores of whatever is
+  // there, and nobody reads them. `come`: whether more stages do, even if only other warpgroups need them.
+  __device__ __forceinline__ void step(Scores& scores, int next_blocks, bool come) {
     constexpr int kShort = Traits::kShortStep;
     static_assert(kBlocks == kShort || kBlocks == 2 * kShort);
-    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
-    step_of<kShort>(scores, come);
+    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, next_blocks, come);
+    step_of<kShort>(scores, next_blocks, come);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void step_of(Scores& scores, bool come) {
+  __device__ __forceinline__ void step_of(Scores& scores, int next_blocks, bool come) {
     typename Math::Fresh fresh;
     multiply<kCount>(scores, fresh);
     // Barriers are waited for while products are in flight.
@@ -87,11 +88,11 @@ class Consumer {
       issue_scores<0>(scores);
       ptx::wgmma_wait<1>();
       fold(fresh);
-      if constexpr (kParts == 2) issue_scores<1>(scores);
+      if (has_second_part(next_blocks)) issue_scores<kParts - 1>(scores);
     } else {
       ptx::wgmma_wait<0>();
       fold(fresh);
-      issue_all_scores(scores);
+      issue_all_scores(scores, next_blocks);
     }
     wait_stage_if(come, shared_.value_ring, value_);
     ptx::wgmma_wait<0>();
@@ -138,9 +139,14 @@ class Consumer {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_all_scores(Scores& scores) {
+  __device__ __forceinline__ void issue_all_scores(Scores& scores, int blocks) {
     issue_scores<0>(scores);
-    if constexpr (kParts == 2) issue_scores<1>(scores);
+    if (has_second_part(blocks)) issue_scores<kParts - 1>(scores);
+  }
+
+  // A short step's is masked, whatever it is. (With three consumers the branch costs more than the products do.)
+  __device__ static bool has_second_part(int blocks) {
+    return kParts == 2 && (Traits::kConsumers == 3 || blocks == kBlocks);
   }
 
   // Behind the wait for P V.
@@ -159,7 +165,7 @@ class Consumer {
       ptx::pin(part);
       Math::adjust_scores(part, params_.softmax_scale_log2);
     }
-    if (unscored_ >= plain_) change(scores);
+    if (unscored_ >= plain_end_ || (!Traits::kIsPlain && unscored_ < plain_begin_)) change(scores);
     softmax_.raise_maxima(scores);
     softmax_.prepare(scores, rescale_);
   }
@@ -170,24 +176,30 @@ class Consumer {
   // Softcap and mask.
   __device__ __forceinline__ void change(Scores& scores) {
     if (has_softcap()) cap(scores);
-    if (plan_back(1).masks(unscored_)) mask(scores);
+    const WarpgroupPlan& plan = plan_back(1);
+    mask(scores, !Traits::kIsPlain && unscored_ < plan.seen_begin, unscored_ >= plan.seen_end);
   }
 
-  __device__ __forceinline__ void mask(Scores& scores) {
+  // What some row does not see: the first or the last keys of a step.
+  __device__ __forceinline__ void mask(Scores& scores, bool hides_first, bool hides_last) {
     const Plan& tile = tile_back(1);
     const Mask mask{tile.query_length, tile.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
     const int row = first_row(tile);
     const int first_key = tile.first_block * Traits::kBlockN + (plan_back(1).first_step + unscored_) * Traits::kStepN;
+    constexpr int kKeys = Traits::kStepN / kParts;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int first = first_key + part * (Traits::kStepN / kParts);
-      const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
-                          mask.visible_end(row + thread_.row(1)) - first};
-      hide_from(scores[part], end, thread_.lane());
-      if (mask.window_left < 0) continue;
-      const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
-                            mask.visible_begin(row + thread_.row(1)) - first};
-      hide_before(scores[part], begin, thread_.lane());
+      const int first = first_key + part * kKeys;
+      if (hides_last && mask.visible_end(row) < first + kKeys) {
+        const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
+                            mask.visible_end(row + thread_.row(1)) - first};
+        hide_from(scores[part], end, thread_.lane());
+      }
+      if (hides_first && mask.visible_begin(row + Traits::kWarpgroupM - 1) > first) {
+        const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
+                              mask.visible_begin(row + thread_.row(1)) - first};
+        hide_before(scores[part], begin, thread_.lane());
+      }
     }
   }
 
@@ -272,9 +284,9 @@ class Consumer {
   // The state of the tile that has been entered, when the tile before it is finished.
   __device__ __forceinline__ void begin() {
     const WarpgroupPlan& plan = plan_back(1);
-    plain_ = !Traits::kIsPlain && params_.changes_all ? 0 : plan.seen_end;
+    plain_begin_ = plan.seen_begin;
+    plain_end_ = has_softcap() ? 0 : plan.seen_end;
     unscored_ = plan.steps;
-    blocks_ = plan.last_blocks;
     for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
     wait_stage(shared_.value_ring, value_);
     softmax_.reset(multiplier_);
@@ -376,7 +388,7 @@ class Consumer {
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
   RingPosition<Traits::kQueryStages> entered_;  // tiles, the end of them included
-  int plain_;                                   // steps of the tile before this one have neither softcap nor mask
+  int plain_begin_, plain_end_;                 // between these steps of the tile there is neither softcap nor mask
   int blocks_;                                  // of the step whose scores have been received last
   int unscored_;                                // steps of the tile whose scores have not been received yet
   float multiplier_[2];                         // from a score to octaves, of the tile entered last

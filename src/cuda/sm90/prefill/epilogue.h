@@ -23,8 +23,8 @@ struct ConsumerThread {
   __device__ int row(int i) const { return 16 * warp() + (lane() >> 2) + 8 * i; }
 };
 
-// Scales accumulator row i by factor[i] and puts 64 channels into a staging buffer of the warp. kPack makes one register
-// of two floats.
+// Scales accumulator row i by factor[i] and puts 64 channels into a staging buffer of the warp. kPack makes one
+// register of two floats.
 template <class Tile, uint32_t (*kPack)(float, float)>
 __device__ __forceinline__ void stage_output(const float* value, const float (&factor)[2], uint32_t tile, int lane) {
 #pragma unroll

@@ -41,7 +41,8 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
 // Whether the kernel without code for the rest will do.
 inline bool is_plain(const PrefillProblem& problem, const PrefillParams& params) {
   return !params.batch.uneven() && params.keys == Placement::kEntries && params.values == Placement::kEntries &&
-         !params.changes_all && params.sink.data == nullptr && is_16bit(problem.out.dtype);
+         params.window_left < 0 && params.softcap_factor == 0.0f && params.sink.data == nullptr &&
+         is_16bit(problem.out.dtype);
 }
 
 template <class Traits>

@@ -32,6 +32,10 @@ __device__ __forceinline__ const T& launder_reference(const T& object) {
   return *pointer;
 }
 
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Waits until kThreads threads have arrived at named barrier `id` (0 is __syncthreads).
 template <int kThreads>
 __device__ __forceinline__ void named_barrier_sync(int id) {
