@@ -144,9 +144,9 @@ class Consumer {
     if (has_second_part(blocks)) issue_scores<kParts - 1>(scores);
   }
 
-  // A short step's is masked, whatever it is. (With three consumers the branch costs more than the products do.)
+  // A short step's is masked, whatever it is.
   __device__ static bool has_second_part(int blocks) {
-    return kParts == 2 && (Traits::kConsumers == 3 || blocks == kBlocks);
+    return kParts == 2 && (!Traits::kSkipsScores || blocks == kBlocks);
   }
 
   // Behind the wait for P V.
