@@ -12,6 +12,7 @@ CHAIN = ("first", "add")
 SHAPES = [
     ("e4m3", "f16", 128, "registers", False, CHAIN),            # scores, the query in registers
     ("e4m3", "f16", 128, "shared", False, CHAIN),               # scores
+    ("e4m3", "f32", 8, "registers", False, CHAIN),              # sums of the query's rows
     ("e4m3", "f32", 72, "registers", False, CHAIN),             # P V with columns of ones, d_v = 64
     ("e4m3", "f32", 88, "registers", False, (*CHAIN, "again")),  # P V with columns of ones, a third of d_v = 256
     ("e4m3", "f32", 136, "registers", False, CHAIN),            # P V with columns of ones, d_v = 128

@@ -103,7 +103,6 @@ inline void set_tensors(PrefillParams& params, const PrefillProblem& problem) {
   params.softcap_log2 = static_cast<float>(std::min(problem.softcap * kLog2E, kLargest));
   params.softcap_factor =
       problem.softcap == 0.0f ? 0.0f : static_cast<float>(std::min(1.0 / params.softcap_log2, kLargest));
-  params.changes_all = problem.softcap != 0.0f || params.window_left >= 0;
   const bool ragged = params.batch.ragged_queries();
   params.q_scale = query_scale_view(problem);
   params.k_scale = scale_view(problem.k_scale, false);

@@ -36,25 +36,26 @@ class Consumer {
     if (enter()) {
       Scores scores;
       wait_stage(shared_.key_ring, key_);
-      issue_all_scores(scores);
+      blocks_ = plan_back(1).last_blocks;
+      issue_all_scores(scores, blocks_);
       ptx::wgmma_wait<0>();
       begin();
       while (true) {
         receive(scores);
         const bool last = unscored_ == 0;
         const bool more = !last || enter();
-        step(scores, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
+        const int next_blocks = last ? plan_back(1).last_blocks : kBlocks;
+        step(scores, next_blocks, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
+        blocks_ = next_blocks;
         if (last) {
           finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
           if (!more) break;
           begin();
-        } else {
-          blocks_ = kBlocks;
         }
       }
     }
     // Shared memory must outlive the last store.
-    if (thread_.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+    if (thread_.lane() == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }
 
  private:
@@ -64,20 +65,21 @@ class Consumer {
   static constexpr int kBlocksPerPart = kBlocks / kParts;
   using Part = typename Math::Score[Math::kScoreRegisters];
   using Scores = Part[kParts];
+  static constexpr float kLog2E = 1.44269504088896f;
   // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
   static constexpr bool kOverlaps = Traits::kOverlaps;
 
-  // P V of a step, and the scores of the next one. At the end these are scores of whatever is there, and nobody reads
-  // them. `come`: whether more stages do, even if only other warpgroups need them.
-  __device__ __forceinline__ void step(Scores& scores, bool come) {
+  // P V of a step, and the scores of the next one, which has `next_blocks`. At the end these are scores of whatever is
+  // there, and nobody reads them. `come`: whether more stages do, even if only other warpgroups need them.
+  __device__ __forceinline__ void step(Scores& scores, int next_blocks, bool come) {
     constexpr int kShort = Traits::kShortStep;
     static_assert(kBlocks == kShort || kBlocks == 2 * kShort);
-    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, come);
-    step_of<kShort>(scores, come);
+    if (kBlocks == kShort || blocks_ == kBlocks) return step_of<kBlocks>(scores, next_blocks, come);
+    step_of<kShort>(scores, next_blocks, come);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void step_of(Scores& scores, bool come) {
+  __device__ __forceinline__ void step_of(Scores& scores, int next_blocks, bool come) {
     typename Math::Fresh fresh;
     multiply<kCount>(scores, fresh);
     // Barriers are waited for while products are in flight.
@@ -86,11 +88,11 @@ class Consumer {
       issue_scores<0>(scores);
       ptx::wgmma_wait<1>();
       fold(fresh);
-      if constexpr (kParts == 2) issue_scores<1>(scores);
+      if (has_second_part(next_blocks)) issue_scores<kParts - 1>(scores);
     } else {
       ptx::wgmma_wait<0>();
       fold(fresh);
-      issue_all_scores(scores);
+      issue_all_scores(scores, next_blocks);
     }
     wait_stage_if(come, shared_.value_ring, value_);
     ptx::wgmma_wait<0>();
@@ -137,9 +139,14 @@ class Consumer {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void issue_all_scores(Scores& scores) {
+  __device__ __forceinline__ void issue_all_scores(Scores& scores, int blocks) {
     issue_scores<0>(scores);
-    if constexpr (kParts == 2) issue_scores<1>(scores);
+    if (has_second_part(blocks)) issue_scores<kParts - 1>(scores);
+  }
+
+  // A short step's is masked, whatever it is.
+  __device__ static bool has_second_part(int blocks) {
+    return kParts == 2 && (!Traits::kSkipsScores || blocks == kBlocks);
   }
 
   // Behind the wait for P V.
@@ -158,7 +165,7 @@ class Consumer {
       ptx::pin(part);
       Math::adjust_scores(part, params_.softmax_scale_log2);
     }
-    if (unscored_ >= plain_) change(scores);
+    if (unscored_ >= plain_end_ || (!Traits::kIsPlain && unscored_ < plain_begin_)) change(scores);
     softmax_.raise_maxima(scores);
     softmax_.prepare(scores, rescale_);
   }
@@ -169,24 +176,30 @@ class Consumer {
   // Softcap and mask.
   __device__ __forceinline__ void change(Scores& scores) {
     if (has_softcap()) cap(scores);
-    if (plan_back(1).masks(unscored_)) mask(scores);
+    const WarpgroupPlan& plan = plan_back(1);
+    mask(scores, !Traits::kIsPlain && unscored_ < plan.seen_begin, unscored_ >= plan.seen_end);
   }
 
-  __device__ __forceinline__ void mask(Scores& scores) {
+  // What some row does not see: the first or the last keys of a step.
+  __device__ __forceinline__ void mask(Scores& scores, bool hides_first, bool hides_last) {
     const Plan& tile = tile_back(1);
     const Mask mask{tile.query_length, tile.key_length, params_.causal, Traits::kIsPlain ? -1 : params_.window_left};
     const int row = first_row(tile);
     const int first_key = tile.first_block * Traits::kBlockN + (plan_back(1).first_step + unscored_) * Traits::kStepN;
+    constexpr int kKeys = Traits::kStepN / kParts;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int first = first_key + part * (Traits::kStepN / kParts);
-      const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
-                          mask.visible_end(row + thread_.row(1)) - first};
-      hide_from(scores[part], end, thread_.lane());
-      if (mask.window_left < 0) continue;
-      const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
-                            mask.visible_begin(row + thread_.row(1)) - first};
-      hide_before(scores[part], begin, thread_.lane());
+      const int first = first_key + part * kKeys;
+      if (hides_last && mask.visible_end(row) < first + kKeys) {
+        const int end[2] = {mask.visible_end(row + thread_.row(0)) - first,
+                            mask.visible_end(row + thread_.row(1)) - first};
+        hide_from(scores[part], end, thread_.lane());
+      }
+      if (hides_first && mask.visible_begin(row + Traits::kWarpgroupM - 1) > first) {
+        const int begin[2] = {mask.visible_begin(row + thread_.row(0)) - first,
+                              mask.visible_begin(row + thread_.row(1)) - first};
+        hide_before(scores[part], begin, thread_.lane());
+      }
     }
   }
 
@@ -250,7 +263,8 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < 2; ++i) multiplier_[i] = multiplier_back(1, i);
     if constexpr (Traits::kIsE4M3) {
-      Math::prepare_query(query_, query_address(), thread_.warp(), thread_.lane(), multiplier_);
+      Math::prepare_query(query_, query_address(), ptx::shared_address(shared_.value[0]), thread_.warp(),
+                          thread_.lane(), multiplier_);
       if constexpr (Traits::kQueryInRegisters) {
         // The rescaling decision waits for every load, so the tile is free behind it.
         release_query();
@@ -270,9 +284,9 @@ class Consumer {
   // The state of the tile that has been entered, when the tile before it is finished.
   __device__ __forceinline__ void begin() {
     const WarpgroupPlan& plan = plan_back(1);
-    plain_ = !Traits::kIsPlain && params_.changes_all ? 0 : plan.seen_end;
+    plain_begin_ = plan.seen_begin;
+    plain_end_ = has_softcap() ? 0 : plan.seen_end;
     unscored_ = plan.steps;
-    blocks_ = plan.last_blocks;
     for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
     wait_stage(shared_.value_ring, value_);
     softmax_.reset(multiplier_);
@@ -299,13 +313,14 @@ class Consumer {
     float sum[2], denominator[2], factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) denominator[i] = sum[i] = Math::stored_sum(output_, softmax_, i);
-    if (params_.lse != nullptr || has_sink()) finish_sums(tile, sum, denominator);
+    if (has_sink()) add_sink(tile, sum, denominator);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       factor[i] = sum[i] == 0.0f ? 0.0f : ptx::reciprocal(denominator[i]);  // 0: the row sees no key
     }
     if constexpr (Traits::kIsE4M3) finish_values(tile, sum, factor);
     store_output<Traits>(shared_, maps_, params_, tile, plan.rows, output_.value, factor, thread_);
+    if (params_.lse != nullptr) store_lse(tile, sum);
   }
 
   // V scale and mean.
@@ -319,28 +334,35 @@ class Consumer {
     }
   }
 
-  // Stores lse, and adds the sink to the denominators.
-  __device__ void finish_sums(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
-    constexpr float kLog2E = 1.44269504088896f;
+  // To the denominators.
+  __device__ void add_sink(const Plan& tile, const float (&sum)[2], float (&denominator)[2]) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // 0, with a softcap: what the softmax has.
-      const float multiplier = has_softcap() ? 0.0f : multiplier_back(2, i);
-      const bool empty = sum[i] == 0.0f;
-      if (has_sink() && !empty) {
-        // Relative to what one unit of the sum is worth.
-        const float unit = softmax_.log2_sum(i, 1.0f, multiplier);
-        denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - unit);
-      }
-      const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
-      if (params_.lse == nullptr || (thread_.lane() & 3) != 0 || tile.row + row >= tile.query_length) continue;
-      float log2_sum = softmax_.log2_sum(i, sum[i], multiplier);
-      if (params_.lse_bias.data != nullptr) {
-        const int token = tile.query_start + tile.row + row;
-        log2_sum = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, log2_sum);
-      }
-      params_.lse[factors_back(2).lse + row * params_.lse_row_stride] = empty ? -INFINITY : log2_sum * params_.lse_unit;
+      if (sum[i] == 0.0f) continue;
+      // Relative to what one unit of the sum is worth.
+      denominator[i] += ptx::exp2_float(params_.sink.at(0, tile.head) * kLog2E - log2_sum(i, 1.0f));
     }
+  }
+
+  // Of the four lanes that share two rows, the first two store one each.
+  __device__ void store_lse(const Plan& tile, const float (&sum)[2]) const {
+    const int i = thread_.lane() & 1;
+    const int row = thread_.consumer() * Traits::kWarpgroupM + thread_.row(i);  // of the tile
+    if ((thread_.lane() & 2) != 0 || tile.row + row >= tile.query_length) return;
+    const float own = i == 0 ? sum[0] : sum[1];
+    float exponent = log2_sum(i, own);
+    if (params_.lse_bias.data != nullptr) {
+      const int token = tile.query_start + tile.row + row;
+      exponent = fmaf(params_.lse_bias.at(tile.sequence, tile.head, token), kLog2E, exponent);
+    }
+    params_.lse[factors_back(2).lse + row * params_.lse_row_stride] =
+        own == 0.0f ? -INFINITY : exponent * params_.lse_unit;
+  }
+
+  // Of a row of the tile to be finished.
+  __device__ float log2_sum(int i, float stored_sum) const {
+    // 0, with a softcap: what the softmax has.
+    return softmax_.log2_sum(i, stored_sum, has_softcap() ? 0.0f : multiplier_back(2, i));
   }
 
   // The stage of the tile entered last.
@@ -366,7 +388,7 @@ class Consumer {
   const ConsumerThread thread_;
   RingPosition<Traits::kStages> key_, value_;
   RingPosition<Traits::kQueryStages> entered_;  // tiles, the end of them included
-  int plain_;                                   // steps of the tile before this one have neither softcap nor mask
+  int plain_begin_, plain_end_;                 // between these steps of the tile there is neither softcap nor mask
   int blocks_;                                  // of the step whose scores have been received last
   int unscored_;                                // steps of the tile whose scores have not been received yet
   float multiplier_[2];                         // from a score to octaves, of the tile entered last

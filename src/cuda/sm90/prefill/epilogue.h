@@ -19,17 +19,14 @@ struct ConsumerThread {
   __device__ int consumer() const { return cta_warp / 4 - 1; }  // which warpgroup
   __device__ int warp() const { return cta_warp % 4; }          // within the warpgroup
   __device__ int lane() const { return threadIdx.x % 32; }
-  __device__ bool leads() const { return warp() == 0 && lane() == 0; }
   // Row of the warpgroup's 64 that fragment row i (0 or 1) of this thread is.
   __device__ int row(int i) const { return 16 * warp() + (lane() >> 2) + 8 * i; }
 };
 
-// Scales accumulator row i by factor[i] and puts 64 channels into a staging buffer. kPack makes one register of two
-// floats.
+// Scales accumulator row i by factor[i] and puts 64 channels into a staging buffer of the warp. kPack makes one
+// register of two floats.
 template <class Tile, uint32_t (*kPack)(float, float)>
-__device__ __forceinline__ void stage_output(const float* value, const float (&factor)[2], uint32_t tile,
-                                             const ConsumerThread& thread) {
-  const int row = 16 * thread.warp() + (thread.lane() & 15);
+__device__ __forceinline__ void stage_output(const float* value, const float (&factor)[2], uint32_t tile, int lane) {
 #pragma unroll
   for (int j = 0; j < 8; j += 2) {
     uint32_t tiles[4];  // rows 0..7 and 8..15 of channels 8 j, then of channels 8 j + 8
@@ -38,7 +35,7 @@ __device__ __forceinline__ void stage_output(const float* value, const float (&f
       const int r = 4 * (j + (x >> 1)) + 2 * (x & 1);
       tiles[x] = kPack(value[r] * factor[x & 1], value[r + 1] * factor[x & 1]);
     }
-    ptx::stmatrix_x4(tile + Tile::offset(row, j + (thread.lane() >> 4)), tiles);
+    ptx::stmatrix_x4(tile + Tile::offset(lane & 15, j + (lane >> 4)), tiles);
   }
 }
 
@@ -50,33 +47,33 @@ __device__ __forceinline__ void store_by_tma(typename Traits::Shared& shared, co
                                              const ConsumerThread& thread) {
   using Tile = typename Traits::OutTile;
   constexpr int kChannels = 64, kBuffers = Traits::kOutBuffers, kRounds = Traits::kHeadDimV / (kChannels * kBuffers);
-  // The warpgroup's own 128 threads meet at barrier 1 + consumer: first when the stores before have read the staging
-  // buffers (the leader waits for that), then when all have written them.
-  const int barrier = 1 + thread.consumer();
-  const int first_row = plan.row + thread.consumer() * Traits::kWarpgroupM;
+  // A warp stores its own rows, so that warps do not wait for each other.
+  auto& buffers = shared.out[thread.cta_warp - 4];
+  const int first_row = plan.row + thread.consumer() * Traits::kWarpgroupM + Tile::kRows * thread.warp();
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
-    if (thread.leads()) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
-    ptx::named_barrier_sync<128>(barrier);
+    // The stores before have read the buffers.
+    if (thread.lane() == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+    __syncwarp();
 #pragma unroll
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       const float* values = value + (round * kBuffers + buffer) * kChannels / 2;
-      const uint32_t staging = ptx::shared_address(shared.out[thread.consumer()][buffer]);
+      const uint32_t staging = ptx::shared_address(buffers[buffer]);
       if (params.out_dtype == DType::kFP16) {
-        stage_output<Tile, ElementFP16::pack>(values, factor, staging, thread);
+        stage_output<Tile, ElementFP16::pack>(values, factor, staging, thread.lane());
       } else {
-        stage_output<Tile, ElementBF16::pack>(values, factor, staging, thread);
+        stage_output<Tile, ElementBF16::pack>(values, factor, staging, thread.lane());
       }
     }
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-    ptx::named_barrier_sync<128>(barrier);
-    if (thread.leads() && first_row < plan.query_length) {
+    __syncwarp();
+    if (thread.lane() == 0 && first_row < plan.query_length) {
 #pragma unroll
       for (int buffer = 0; buffer < kBuffers; ++buffer) {
         const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, plan.head, plan.query_start + first_row,
                                params.query_entry(plan.sequence)};
         ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
-                                          shared.out[thread.consumer()][buffer]);
+                                          buffers[buffer]);
       }
       ::cuda::ptx::cp_async_bulk_commit_group();
     }

@@ -12,8 +12,7 @@
 
 namespace fp8attn::cuda {
 
-// Barriers, and the rows of ones that sum the probabilities; then the end of the kernel before, whose results may be
-// read and whose inputs overwritten from then on. Whole CTA.
+// Barriers, and the rows of ones that sum the probabilities. Whole CTA.
 template <class Traits>
 __device__ void initialise(typename Traits::Shared& shared) {
   if (threadIdx.x == 0) {
@@ -36,7 +35,6 @@ __device__ void initialise(typename Traits::Shared& shared) {
     }
   }
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-  cudaGridDependencySynchronize();
   __syncthreads();
 }
 
@@ -45,10 +43,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     prefill_kernel(const __grid_constant__ PrefillMaps maps, const __grid_constant__ PrefillParams params) {
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<typename Traits::Shared*>(dynamic_shared);
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&maps.query, &maps.key, &maps.value, &maps.out}) ptx::prefetch_tensor_map(map);
+  }
   initialise<Traits>(shared);
 
   // The shuffle tells the compiler that the warp index is the same for all lanes.
   const int warp = __shfl_sync(0xFFFFFFFFu, threadIdx.x / 32, 0);
+  // Each role waits for the end of the kernel before, whose results may be read and whose inputs overwritten from then
+  // on, ahead of its first access.
   if (warp < 4) {
     ptx::release_registers_down_to<Traits::kProducerRegisters>();
     if (warp == 0) KeyLoader<Traits>(shared, maps, params).run();
@@ -56,6 +59,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     if (warp == 2) ValueLoader<Traits>(shared, maps, params).run();
   } else {
     ptx::acquire_registers_up_to<Traits::kConsumerRegisters>();
+    cudaGridDependencySynchronize();
     Consumer<Traits>(shared, maps, params, {warp}).run();
   }
 }

@@ -25,8 +25,8 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
   maps.query = make_tensor_map(with_entries(problem.q), {kQueryChunk, 1, Traits::kWarpgroupM, 1}, "q");
   maps.out = maps.query;  // not used where output is not 16 bits
   if (is_16bit(problem.out.dtype)) {
-    maps.out = make_tensor_map(with_entries(problem.out), {Traits::OutTile::kChunkBytes / 2, 1, Traits::kWarpgroupM, 1},
-                               "out");
+    maps.out = make_tensor_map(with_entries(problem.out),
+                               {Traits::OutTile::kChunkBytes / 2, 1, Traits::OutTile::kRows, 1}, "out");
   }
   const auto rows = static_cast<std::uint32_t>(params.box_blocks * Traits::kBlockN);
   maps.key = make_tensor_map(loadable(problem.k, problem), {kKeyChunk, 1, rows, 1}, "k");
@@ -41,7 +41,8 @@ PrefillMaps tensor_maps(const PrefillProblem& problem, const PrefillParams& para
 // Whether the kernel without code for the rest will do.
 inline bool is_plain(const PrefillProblem& problem, const PrefillParams& params) {
   return !params.batch.uneven() && params.keys == Placement::kEntries && params.values == Placement::kEntries &&
-         !params.changes_all && params.sink.data == nullptr && is_16bit(problem.out.dtype);
+         params.window_left < 0 && params.softcap_factor == 0.0f && params.sink.data == nullptr &&
+         is_16bit(problem.out.dtype);
 }
 
 template <class Traits>

@@ -48,6 +48,7 @@ class Announcer {
 
   __device__ void run() {
     StaticSchedule schedule(params_.order, Traits::kIsPlain ? nullptr : &params_.list);
+    if constexpr (!Traits::kIsPlain) cudaGridDependencySynchronize();
     for (;; position_.advance()) {
       if constexpr (!kPlansAhead) wait_for_stage();
       TileCoordinates tile;
@@ -57,6 +58,8 @@ class Announcer {
         arrive_barrier(&shared_.announced[slot()]);
       }
       if constexpr (kPlansAhead) wait_for_stage();
+      // A plan of numbers that the host knows is made before.
+      if constexpr (Traits::kIsPlain) cudaGridDependencySynchronize();
       if (lane_ == 0) load_queries(shared_.tile[slot()]);
       __syncwarp();  // the plan is there
       note_factors(shared_.tile[slot()]);
@@ -236,6 +239,7 @@ class Loader {
   template <class Load>
   __device__ void for_each_step(Placement placement, Load load) {
     RingPosition<Traits::kTileSlots> tile;
+    cudaGridDependencySynchronize();
     while (true) {
       wait_barrier(&shared_.announced[tile.stage()], tile.parity());
       const Plan& plan = shared_.tile[tile.stage()];

@@ -50,22 +50,32 @@ struct MathE4M3 {
   // multiplier[i]: from a score to octaves for row i; comes with any sign, leaves positive.
   //
   // |score| <= sum |q| * 448, so q times 2^-shift with sum |q| 2^-shift <= 128 stays below 57344. e4m3 is a float: the
-  // shift costs accuracy only where it makes channels subnormal, at 2^-13 of the row's sum.
-  __device__ static void prepare_query(Query& query, uint32_t tile, int warp, int lane, float (&multiplier)[2]) {
-    uint32_t sums[2] = {0, 0};
+  // shift costs accuracy only where it makes channels subnormal, at 2^-13 of the row's sum. The tensor core sums, with
+  // the rows of ones that lie behind those of `values`: each column of the product is the sum of its row.
+  __device__ static void prepare_query(Query& query, uint32_t tile, uint32_t values, int warp, int lane,
+                                       float (&multiplier)[2]) {
+    constexpr int kProducts = Traits::kHeadDimQk / 32;
+    uint32_t magnitudes[kProducts][4];
+    float sums[4];
 #pragma unroll
-    for (int k = 0; k < Traits::kHeadDimQk / 32; ++k) {
+    for (int k = 0; k < kProducts; ++k) {
       uint32_t(&fragment)[4] = query.fragment[Traits::kQueryInRegisters ? k : 0];
       ptx::ldmatrix_x4(fragment, fragment_address(tile, warp, lane, k));
-      add_magnitudes(fragment, sums);
-    }
-    float magnitude[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      magnitude[i] = ptx::low_half_to_float(sums[i]) + ptx::high_half_to_float(sums[i]);
-      magnitude[i] += __shfl_xor_sync(0xFFFFFFFFu, magnitude[i], 1);
-      magnitude[i] += __shfl_xor_sync(0xFFFFFFFFu, magnitude[i], 2);
+      for (int r = 0; r < 4; ++r) magnitudes[k][r] = fragment[r] & 0x7F7F7F7Fu;
+      ptx::pin(magnitudes[k]);
     }
+    const uint64_t ones = Traits::PackedValueTile::k_major_descriptor(values, 0, kDim);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kProducts; ++k) {
+      k == 0 ? ptx::wgmma_e4m3_f32_n8_rs_first(sums, magnitudes[k], ones)
+             : ptx::wgmma_e4m3_f32_n8_rs_add(sums, magnitudes[k], ones);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::pin(sums);
+    const float magnitude[2] = {sums[0], sums[2]};
     const bool plain = magnitude[0] <= 128.0f && magnitude[1] <= 128.0f && multiplier[0] > 0.0f && multiplier[1] > 0.0f;
     if (!__all_sync(0xFFFFFFFFu, plain)) rescale_query(query, tile, warp, lane, magnitude, multiplier);
   }
@@ -149,15 +159,7 @@ struct MathE4M3 {
     return tile + Traits::QueryTile::offset(16 * warp + (lane & 15), 2 * k + (lane >> 4));
   }
 
-  // Adds the magnitudes of a fragment's codes to the sums of its two rows, two columns apart.
-  __device__ static void add_magnitudes(const uint32_t (&fragment)[4], uint32_t (&sums)[2]) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const uint32_t absolute = fragment[r] & 0x7F7F7F7Fu;
-      sums[r % 2] = ptx::add_half2(sums[r % 2], ptx::half2_from_e4m3x2(static_cast<uint16_t>(absolute)));
-      sums[r % 2] = ptx::add_half2(sums[r % 2], ptx::half2_from_e4m3x2(static_cast<uint16_t>(absolute >> 16)));
-    }
-  }
+  __device__ static float power_of_two(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
   __device__ static void scale_codes(uint32_t (&fragment)[4], const uint32_t (&factors)[2]) {
 #pragma unroll
@@ -178,9 +180,8 @@ struct MathE4M3 {
       // Exponent of the power of two at or above the magnitude, relative to 128 = 2^7.
       const int exponent = static_cast<int>((__float_as_uint(magnitude[i]) + 0x7FFFFFu) >> 23) - (127 + 7);
       const int shift = min(max(exponent, 0), 15);
-      const float power = __uint_as_float((127 - shift) << 23);
-      const float factor = multiplier[i] == 0.0f ? 0.0f : copysignf(power, multiplier[i]);
-      multiplier[i] = multiplier[i] == 0.0f ? 1.0f : fabsf(multiplier[i]) / power;
+      const float factor = multiplier[i] == 0.0f ? 0.0f : copysignf(power_of_two(-shift), multiplier[i]);
+      multiplier[i] = multiplier[i] == 0.0f ? 1.0f : fabsf(multiplier[i]) * power_of_two(shift);
       factors[i] = ptx::half2_from_floats(factor, factor);
     }
     constexpr int kProducts = Traits::kHeadDimQk / 32;

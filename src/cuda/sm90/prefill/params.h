@@ -39,7 +39,6 @@ struct PrefillParams {
   BatchView batch;
   bool causal;
   int window_left;
-  bool changes_all;  // every step may have a mask, or has a softcap
 
   Placement keys, values;
   int box_blocks;  // blocks of rows that one copy brings: those of a short step, or one, where pages are not as long

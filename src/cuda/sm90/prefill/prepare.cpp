@@ -138,21 +138,21 @@ void run(const Preparation& preparation, Stream stream) {
   const BatchView& batch = preparation.prepared.batch;
   const TensorView& v = preparation.problem.v;
   if (preparation.query) cuda::quantize(*preparation.query, {}, stream);
-  if (preparation.tiles) {
-    UnevenTiles tiles = *preparation.tiles;
-    const TileList& list = preparation.prepared.tiles;
-    tiles.group_log2 = UnevenTiles::group_log2_for(std::int64_t{list.capacity} * list.heads.divisor(),
-                                                   multiprocessor_count(preparation.problem.q.device.index));
-    plan_tiles(tiles, list, stream);
-  }
   if (preparation.keys) gather_pages(batch, *preparation.keys, preparation.values.value_or(GatheredRows{}), stream);
-  if (!preparation.packed) return;
-  auto* packed = static_cast<std::uint8_t*>(const_cast<void*>(v.data));
-  if (batch.uneven()) {
-    pack_values(batch, *preparation.packed, packed, stream);
-  } else {
-    cuda::pack_v(*preparation.packed, {packed, v.dtype, v.device, v.rank, v.shape, v.strides}, stream);
+  if (preparation.packed) {
+    auto* packed = static_cast<std::uint8_t*>(const_cast<void*>(v.data));
+    if (batch.uneven()) {
+      pack_values(batch, *preparation.packed, packed, stream);
+    } else {
+      cuda::pack_v(*preparation.packed, {packed, v.dtype, v.device, v.rank, v.shape, v.strides}, stream);
+    }
   }
+  if (!preparation.tiles) return;
+  UnevenTiles tiles = *preparation.tiles;
+  const TileList& list = preparation.prepared.tiles;
+  tiles.group_log2 = UnevenTiles::group_log2_for(std::int64_t{list.capacity} * list.heads.divisor(),
+                                                 multiprocessor_count(preparation.problem.q.device.index));
+  plan_tiles(tiles, list, stream, preparation.keys || preparation.packed);
 }
 
 }  // namespace fp8attn::cuda

@@ -79,6 +79,9 @@ struct PrefillTraits {
   // builds and loses 10% in others.)
   static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192;
   static constexpr bool kQueryInRegisters = kShape.query_in_registers && !kOverlaps;
+  // Whether a short step has scores of its own part only. With three consumers the branch costs more than the products
+  // do, and where the registers are full with scores and P V at a time, it makes the compiler spill.
+  static constexpr bool kSkipsScores = kConsumers == 2 && !kOverlaps;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
@@ -88,7 +91,7 @@ struct PrefillTraits {
   using RowMajorValueTile = SharedTile<kStepN, kHeadDimV * Element::kBytes>;   // [token][channel]
   using PackedValueTile = SharedTile<kHeadDimV + kOnesRows, kStepN, kBlockN>;  // [block][channel][token]
   using ValueTile = std::conditional_t<kIsE4M3, PackedValueTile, RowMajorValueTile>;
-  using OutTile = SharedTile<kWarpgroupM, 128>;  // 64 channels
+  using OutTile = SharedTile<kWarpgroupM / 4, 128>;  // 64 channels of the rows of a warp
 
   static constexpr int kStages = kShape.stages, kQueryStages = kShape.query_stages, kOutBuffers = kShape.out_buffers;
 
@@ -112,7 +115,7 @@ struct PrefillTraits {
     alignas(1024) uint8_t query[kConsumers][kQueryStages][QueryTile::kBytes];
     alignas(1024) uint8_t key[kStages][KeyTile::kBytes];
     alignas(1024) uint8_t value[kStages][ValueTile::kBytes];
-    alignas(1024) uint8_t out[kConsumers][kOutBuffers][OutTile::kBytes];
+    alignas(1024) uint8_t out[kConsumerWarps][kOutBuffers][OutTile::kBytes];
     Plan tile[kTileSlots];
     Factors factors[kTileSlots];
     float row_factor[kNotesRows ? kTileSlots : 1][kNotesRows ? kTileM : 1];

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   using Walk = SequenceWalk<kTokens, kThreads>;
   __shared__ Walk::Shared walk_shared;
   __shared__ PageRows<kTokens> rows;
-  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();  // in this order: plan_tiles() beside it relies on that
   const int first_parts = params.operand[0].parts;
   Walk walk(params.batch, first_parts + params.operand[1].parts, params.team, walk_shared);
   for (SequencePiece piece; walk.next(piece);) {

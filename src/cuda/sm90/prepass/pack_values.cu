@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kPackThreads, kBlocksPerMultiprocessor)
   __shared__ __align__(16) std::uint32_t tile_words[Shape::kChannels * Shape::kWords];
   __shared__ typename Walk::Shared walk_shared;
   __shared__ typename Rows<Shape>::Shared rows_shared;
-  cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();  // in this order: plan_tiles() beside it relies on that
   Walk walk(params.batch, params.heads * params.channel_tiles, params.team, walk_shared);
   Rows<Shape> rows(params, rows_shared);
   const int lane_channel = Shape::vector() * Shape::kCount;

@@ -133,11 +133,12 @@ struct Shares {
 
 // What takes time is mostly the fetching of instructions, so there is one copy of those that both passes need.
 __global__ void __launch_bounds__(kThreads, 1)
-    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ TileList list, Shares shares) {
+    plan_tiles_kernel(const __grid_constant__ UnevenTiles tiles, const __grid_constant__ TileList list, Shares shares,
+                      bool beside_rows) {
   __shared__ Places places;
   cudaTriggerProgrammaticLaunchCompletion();
   places.clear();
-  cudaGridDependencySynchronize();
+  if (!beside_rows) cudaGridDependencySynchronize();
   // In the order of the warps.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = shares.team.divide(warp);
   const int member = warp - team * shares.team.divisor();
@@ -169,14 +170,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) *list.count = static_cast<int>(min(total, std::int64_t{list.capacity}));
     __syncthreads();
   }
+  cudaGridDependencySynchronize();  // when this kernel has ended, all before it have
 }
 
 }  // namespace
 
-void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream) {
+void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream, bool beside_rows) {
   const int blocks = (tiles.batch.sequences + 31) / 32;
   const Shares shares{blocks, (blocks + kWarps - 1) / kWarps, Divisor(std::max(kWarps / blocks, 1))};
-  launch_blocks(plan_tiles_kernel, Grid{1, kThreads}, Start::kEarly, stream, tiles, list, shares);
+  launch_blocks(plan_tiles_kernel, Grid{1, kThreads}, Start::kEarly, stream, tiles, list, shares, beside_rows);
 }
 
 }  // namespace fp8attn::cuda

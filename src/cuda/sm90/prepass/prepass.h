@@ -14,7 +14,9 @@
 namespace fp8attn::cuda {
 
 // Lists the tiles of an uneven batch; those for which there is room, where offsets make sequences overlap.
-void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream);
+// beside_rows: runs beside pack_values() or gather_pages(), which was launched last on the stream. These let it start
+// only when all before them have ended.
+void plan_tiles(const UnevenTiles& tiles, const TileList& list, Stream stream, bool beside_rows = false);
 
 // A row-major e4m3 v of an uneven batch into the packed order: output [h_kv][d_v][positions], sequence i from position
 // batch.aligned_start(i) of batch.aligned_positions() on, with 0 from its last token to the next multiple of 64.

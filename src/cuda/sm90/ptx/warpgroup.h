@@ -25,6 +25,10 @@ __device__ __forceinline__ int launder(int value) {
   return value;
 }
 
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // Waits until kThreads threads have arrived at named barrier `id` (0 is __syncthreads).
 template <int kThreads>
 __device__ __forceinline__ void named_barrier_sync(int id) {

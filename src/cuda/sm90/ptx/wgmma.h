@@ -41,6 +41,20 @@ __device__ __forceinline__ void wgmma_e4m3_f16_n128_ss_add(uint32_t (&d)[kSize],
 }
 
 template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n8_rs_first(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 4);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1;}"
+      : "=&f"(d[0]),"=&f"(d[1]),"=&f"(d[2]),"=&f"(d[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
+__device__ __forceinline__ void wgmma_e4m3_f32_n8_rs_add(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(kSize >= 4);
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1;}"
+      : "+f"(d[0]),"+f"(d[1]),"+f"(d[2]),"+f"(d[3]) : "r"(a[0]),"r"(a[1]),"r"(a[2]),"r"(a[3]), "l"(b));
+}
+
+template <int kSize>
 __device__ __forceinline__ void wgmma_e4m3_f32_n72_rs_first(float (&d)[kSize], const uint32_t (&a)[4], uint64_t b) {
   static_assert(kSize >= 36);
   asm volatile("{.reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n72k32.f32.e4m3.e4m3 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35}, {%36,%37,%38,%39}, %40, p, 1, 1;}"

@@ -82,7 +82,7 @@ class SoftmaxFloat {
   }
 
   __device__ float log2_sum(int i, float stored_sum, float) const {
-    return ptx::log2_float(stored_sum) + maximum_[i] * multiplier_[i];
+    return ptx::log2_float(stored_sum) + (i == 0 ? maximum_[0] * multiplier_[0] : maximum_[1] * multiplier_[1]);
   }
 
  private:

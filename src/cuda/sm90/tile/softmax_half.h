@@ -98,11 +98,12 @@ class SoftmaxHalf {
   // reset() got, or that times a power of two, or 0 where that is not known. The probabilities were made with its
   // rounding to half, which moves large logits: they are corrected by what it moved the largest one.
   __device__ float log2_sum(int i, float stored_sum, float multiplier) const {
-    const uint32_t ratio = __float_as_uint(multiplier * ptx::reciprocal(ptx::low_half_to_float(multiplier_[i])));
+    const uint32_t rounded = i == 0 ? multiplier_[0] : multiplier_[1];
+    const uint32_t ratio = __float_as_uint(multiplier * ptx::reciprocal(ptx::low_half_to_float(rounded)));
     const float mantissa = __uint_as_float((ratio & 0x007FFFFFu) | 0x3F800000u);
     float excess = (mantissa > 1.5f ? 0.5f * mantissa : mantissa) - 1.0f;
     if (fabsf(excess) > 0x1p-10f) excess = 0.0f;  // a multiplier outside half's range
-    const float maximum = (Form::kTopValue - offset_[i]) * (1.0f / Form::kUnitsPerOctave);
+    const float maximum = (Form::kTopValue - (i == 0 ? offset_[0] : offset_[1])) * (1.0f / Form::kUnitsPerOctave);
     return ptx::log2_float(stored_sum) - kProbabilityTopLog2 + fmaf(maximum, excess, maximum);
   }
 

@@ -39,47 +39,84 @@ class Divisor {
 
 // Who computes which tile when: `ctas` persistent CTAs take one tile a round. Tiles of one (batch, head) pair lie side
 // by side, so that the CTAs walk through the same keys and values together and these come from the L2 cache.
+//
+// causal: later query tiles see more keys. The i-th longest tile of a pair is followed by its i-th shortest, so that
+// every two rounds cost the same for all, as long as two such rounds fill all CTAs and another two are left. The tiles
+// of the rest, two to four a CTA, are sorted: the longest come first, and the shortest make up for what some have more.
 class TileOrder {
  public:
   TileOrder() = default;
-  // causal: later query tiles see more keys. Where every CTA gets two tiles or more, the i-th longest tile of a pair is
-  // followed by its i-th shortest, so that every two rounds cost the same for all; else the longest come first.
   TileOrder(int query_tiles, int heads, int pairs, bool causal, int ctas)
-      : query_tiles_(query_tiles), tiles_(query_tiles * pairs), heads_(heads) {
-    const int half = (query_tiles + 1) / 2;
-    kind_ = !causal ? Kind::kByPair : (half * pairs >= 2 * ctas ? Kind::kFolded : Kind::kLongestFirst);
-    inner_ = Divisor(kind_ == Kind::kLongestFirst ? pairs : kind_ == Kind::kFolded ? half : query_tiles);
-    rounds_ = kind_ == Kind::kFolded ? 2 * ((half * pairs + ctas - 1) / ctas) : (tiles_ + ctas - 1) / ctas;
-    units_ = kind_ == Kind::kFolded ? half * pairs : tiles_;
+      : causal_(causal),
+        query_tiles_(query_tiles),
+        tiles_(query_tiles * pairs),
+        heads_(heads),
+        units_of_pair_(causal ? (query_tiles + 1) / 2 : query_tiles) {
+    const int units = units_of_pair_.divisor() * pairs;
+    even_rounds_ = (units + ctas - 1) / ctas;
+    if (!causal) return;
+    even_rounds_ = 2 * (units < 2 * ctas ? 0 : units / ctas - 1);
+    const int first = even_rounds_ / 2 * ctas;
+    longer_ = units - first;
+    first_pair_ = units_of_pair_.divide(first);
+    first_unit_ = first - first_pair_ * units_of_pair_.divisor();
+    const int whole_pairs = pairs - first_pair_ - 1;
+    without_first_ = first_unit_ * whole_pairs;
+    whole_pairs_ = Divisor(whole_pairs == 0 ? 1 : whole_pairs);
+    all_pairs_ = Divisor(whole_pairs + 1);
+    middle_ = query_tiles % 2 == 0 ? 0 : whole_pairs + 1;
+    sorted_rounds_ = (sorted() + ctas - 1) / ctas;
   }
 
   FP8ATTN_HOST_DEVICE int tiles() const { return tiles_; }
-  FP8ATTN_HOST_DEVICE int rounds() const { return rounds_; }
+  FP8ATTN_HOST_DEVICE int rounds() const { return even_rounds_ + sorted_rounds_; }
 
   // The tile of CTA `cta` of `ctas` in round `round`; false where it has none.
   FP8ATTN_HOST_DEVICE bool at(int round, int cta, int ctas, TileCoordinates& tile) const {
-    const bool folded = kind_ == Kind::kFolded, by_length = kind_ == Kind::kLongestFirst;
-    // Longest first, odd rounds run backwards over the CTAs: who got the longest tile of a round gets the shortest
-    // next.
-    const int slot = by_length && round % 2 == 1 ? ctas - 1 - cta : cta;
-    const int unit = (folded ? round / 2 : round) * ctas + slot;
-    if (unit >= units_) return false;
-    const int outer = inner_.divide(unit), inner = unit - outer * inner_.divisor();
-    const int position = by_length ? outer : inner;
-    const bool second = folded && round % 2 == 1;
-    tile.query_tile = second ? position : query_tiles_ - 1 - position;
-    if (second && 2 * position == query_tiles_ - 1) return false;  // the middle one of an odd number has no partner
-    const int pair = by_length ? inner : outer;
+    int pair, unit;  // of the pair
+    bool second;     // of the unit's two tiles, the shorter one
+    if (round < even_rounds_) {
+      const int number = (causal_ ? round / 2 : round) * ctas + cta;
+      if (number >= tiles_) return false;
+      pair = units_of_pair_.divide(number);
+      unit = number - pair * units_of_pair_.divisor();
+      second = causal_ && round % 2 == 1;
+      // The middle one of an odd number has no partner.
+      if (second && 2 * unit == query_tiles_ - 1) return false;
+    } else {
+      round -= even_rounds_;
+      // Odd rounds run backwards over the CTAs: who got the longest tile of a round gets the shortest next.
+      const int place = round * ctas + (round % 2 == 1 ? ctas - 1 - cta : cta);
+      if (place >= sorted()) return false;
+      second = place >= longer_;
+      unit_of_rank(second ? 2 * longer_ - 1 - middle_ - place : place, pair, unit);
+    }
+    tile.query_tile = second ? unit : query_tiles_ - 1 - unit;
     tile.batch = heads_.divide(pair);
     tile.head = pair - tile.batch * heads_.divisor();
     return true;
   }
 
  private:
-  enum class Kind { kByPair, kLongestFirst, kFolded };
-  Kind kind_ = Kind::kByPair;
-  int query_tiles_ = 0, tiles_ = 0, units_ = 0, rounds_ = 0;
-  Divisor heads_, inner_;
+  FP8ATTN_HOST_DEVICE int sorted() const { return 2 * longer_ - middle_; }
+
+  // Units of the rest by their number within the pair. The first pair of the rest lacks the first ones.
+  FP8ATTN_HOST_DEVICE void unit_of_rank(int rank, int& pair, int& unit) const {
+    const bool lacks_first = rank < without_first_;
+    const Divisor& pairs = lacks_first ? whole_pairs_ : all_pairs_;
+    if (!lacks_first) rank -= without_first_;
+    const int row = pairs.divide(rank);
+    pair = first_pair_ + lacks_first + rank - row * pairs.divisor();
+    unit = row + (lacks_first ? 0 : first_unit_);
+  }
+
+  bool causal_ = false;
+  int query_tiles_ = 0, tiles_ = 0;
+  int even_rounds_ = 0, sorted_rounds_ = 0;
+  // Of the rest: its first pair, and the first unit of that; ranks of units that this pair lacks; units, and so longer
+  // tiles; units with one tile only.
+  int first_pair_ = 0, first_unit_ = 0, without_first_ = 0, longer_ = 0, middle_ = 0;
+  Divisor heads_, units_of_pair_, whole_pairs_, all_pairs_;
 };
 
 }  // namespace fp8attn::cuda
