@@ -83,5 +83,19 @@ TEST(TileOrder, CausalLoadsAreEven) {
   EXPECT_LT(imbalance(64, 4, 132), 1.05);
 }
 
+TEST(TileOrder, LastTilesOfPairsAreSpread) {
+  // 132 CTAs are a multiple of six tiles: in fixed places 22 of them would get all last ones.
+  const TileOrder order(6, 512, 512, false, 132);
+  std::vector<int> last(132, 0);
+  for (int round = 0; round < order.rounds(); ++round) {
+    for (int cta = 0; cta < 132; ++cta) {
+      TileCoordinates tile{};
+      if (order.at(round, cta, 132, tile)) last[cta] += tile.query_tile == 5;
+    }
+  }
+  EXPECT_GE(*std::min_element(last.begin(), last.end()), 3);
+  EXPECT_LE(*std::max_element(last.begin(), last.end()), 4);
+}
+
 }  // namespace
 }  // namespace fp8attn::cuda

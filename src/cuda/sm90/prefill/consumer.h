@@ -33,27 +33,9 @@ class Consumer {
 
   // Walks the steps of keys of a tile from the last, where masks apply, to the first.
   __device__ void run() {
-    if (enter()) {
-      Scores scores;
-      wait_stage(shared_.key_ring, key_);
-      blocks_ = plan_back(1).last_blocks;
-      issue_all_scores(scores, blocks_);
-      ptx::wgmma_wait<0>();
-      begin();
-      while (true) {
-        receive(scores);
-        const bool last = unscored_ == 0;
-        const bool more = !last || enter();
-        const int next_blocks = last ? plan_back(1).last_blocks : kBlocks;
-        step(scores, next_blocks, more || (!Traits::kIsPlain && plan_back(1).skipped > 0));
-        blocks_ = next_blocks;
-        if (last) {
-          finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
-          if (!more) break;
-          begin();
-        }
-      }
-    }
+    do {
+      if (enter()) walk_tiles();
+    } while (pass_over_tile());
     // Shared memory must outlive the last store.
     if (thread_.lane() == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
   }
@@ -68,6 +50,40 @@ class Consumer {
   static constexpr float kLog2E = 1.44269504088896f;
   // Whether the first scores of a step are issued before P V of the step before is folded: where the registers suffice.
   static constexpr bool kOverlaps = Traits::kOverlaps;
+
+  // Tiles until one without rows for this warpgroup, or their end, has been entered.
+  __device__ __forceinline__ void walk_tiles() {
+    Scores scores;
+    wait_stage(shared_.key_ring, key_);
+    blocks_ = plan_back(1).last_blocks;
+    issue_all_scores(scores, blocks_);
+    ptx::wgmma_wait<0>();
+    begin();
+    while (true) {
+      receive(scores);
+      const bool last = unscored_ == 0;
+      const bool more = !last || enter();
+      const int next_blocks = last ? plan_back(1).last_blocks : kBlocks;
+      step(scores, next_blocks, more || plan_back(1).skipped > 0);
+      blocks_ = next_blocks;
+      if (last) {
+        finish(tile_back(2), plan_back(2));  // the next one, or the end, has been entered
+        if (!more) return;
+        begin();
+      }
+    }
+  }
+
+  // The tile entered last, which has no rows for this warpgroup. False: it is the end of them.
+  __device__ __forceinline__ bool pass_over_tile() {
+    if (tile_back(1).is_none()) return false;
+    release_query();
+    for (int i = plan_back(1).skipped; i > 0; --i) {
+      skip_stage(shared_.key_ring, key_);
+      skip_stage(shared_.value_ring, value_);
+    }
+    return true;
+  }
 
   // P V of a step, and the scores of the next one, which has `next_blocks`. At the end these are scores of whatever is
   // there, and nobody reads them. `come`: whether more stages do, even if only other warpgroups need them.
@@ -257,9 +273,9 @@ class Consumer {
   }
 
   // Makes the query of the next tile ready for issue_scores(), and passes over keys that only other warpgroups need.
-  // False: there is no next tile.
+  // False: there is no next tile, or it has no rows for this warpgroup.
   __device__ __forceinline__ bool enter() {
-    if (!next_tile()) return false;
+    if (!next_tile() || plan_back(1).steps == 0) return false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) multiplier_[i] = multiplier_back(1, i);
     if constexpr (Traits::kIsE4M3) {
@@ -287,10 +303,11 @@ class Consumer {
     plain_begin_ = plan.seen_begin;
     plain_end_ = has_softcap() ? 0 : plan.seen_end;
     unscored_ = plan.steps;
-    for (int i = plan.skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
-    wait_stage(shared_.value_ring, value_);
+    const int skipped = plan.skipped;
     softmax_.reset(multiplier_);
     Math::clear(output_);
+    for (int i = skipped; i > 0; --i) skip_stage(shared_.value_ring, value_);
+    wait_stage(shared_.value_ring, value_);
   }
 
   __device__ static void wait_stage(RingBarriers<Traits::kStages>& ring,

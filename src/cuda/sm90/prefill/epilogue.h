@@ -49,7 +49,9 @@ __device__ __forceinline__ void store_by_tma(typename Traits::Shared& shared, co
   constexpr int kChannels = 64, kBuffers = Traits::kOutBuffers, kRounds = Traits::kHeadDimV / (kChannels * kBuffers);
   // A warp stores its own rows, so that warps do not wait for each other.
   auto& buffers = shared.out[thread.cta_warp - 4];
-  const int first_row = plan.row + thread.consumer() * Traits::kWarpgroupM + Tile::kRows * thread.warp();
+  // Read ahead: what is waited for below keeps the compiler from that.
+  const int row = plan.query_start + plan.row + thread.consumer() * Traits::kWarpgroupM + Tile::kRows * thread.warp();
+  const int head = plan.head, entry = params.query_entry(plan.sequence);
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     // The stores before have read the buffers.
@@ -67,11 +69,10 @@ __device__ __forceinline__ void store_by_tma(typename Traits::Shared& shared, co
     }
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
     __syncwarp();
-    if (thread.lane() == 0 && first_row < plan.query_length) {
+    if (thread.lane() == 0) {
 #pragma unroll
       for (int buffer = 0; buffer < kBuffers; ++buffer) {
-        const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, plan.head, plan.query_start + first_row,
-                               params.query_entry(plan.sequence)};
+        const int32_t at[4] = {(round * kBuffers + buffer) * kChannels, head, row, entry};
         ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &maps.out, at,
                                           buffers[buffer]);
       }

@@ -51,6 +51,7 @@ class TileOrder {
         query_tiles_(query_tiles),
         tiles_(query_tiles * pairs),
         heads_(heads),
+        ctas_(ctas),
         units_of_pair_(causal ? (query_tiles + 1) / 2 : query_tiles) {
     const int units = units_of_pair_.divisor() * pairs;
     even_rounds_ = (units + ctas - 1) / ctas;
@@ -76,7 +77,10 @@ class TileOrder {
     int pair, unit;  // of the pair
     bool second;     // of the unit's two tiles, the shorter one
     if (round < even_rounds_) {
-      const int number = (causal_ ? round / 2 : round) * ctas + cta;
+      // Turn by turn the CTAs change places, lest the same ones get a pair's last tile, some rows of which are
+      // nobody's.
+      const int turn = causal_ ? round / 2 : round, place = turn + cta;
+      const int number = turn * ctas + place - ctas_.divide(place) * ctas;
       if (number >= tiles_) return false;
       pair = units_of_pair_.divide(number);
       unit = number - pair * units_of_pair_.divisor();
@@ -116,7 +120,7 @@ class TileOrder {
   // Of the rest: its first pair, and the first unit of that; ranks of units that this pair lacks; units, and so longer
   // tiles; units with one tile only.
   int first_pair_ = 0, first_unit_ = 0, without_first_ = 0, longer_ = 0, middle_ = 0;
-  Divisor heads_, units_of_pair_, whole_pairs_, all_pairs_;
+  Divisor heads_, ctas_, units_of_pair_, whole_pairs_, all_pairs_;
 };
 
 }  // namespace fp8attn::cuda

@@ -22,7 +22,7 @@ FP8ATTN_HOST_DEVICE constexpr int short_step(int blocks_per_step) { return (bloc
 struct WarpgroupPlan {
   int skipped;      // stages to pass over first: what only other warpgroups need, of the tile before and of this one
   int first_step;   // of the tile
-  int steps;        // at least 1: rows that see no key have one that hides all of its keys
+  int steps;        // 0 where it has no rows; else at least 1: rows that see no key have one that hides all of its keys
   int last_blocks;  // blocks of the step with the last keys; some of them may lie behind all keys
   int seen_begin, seen_end;  // all rows see all keys of these steps
   int rows;  // of its 64: rows from here on belong to others. 64 where the copy engine ends at the sequence's end
@@ -36,13 +36,14 @@ struct WarpgroupPlan {
     const int end = divide_up(blocks, kBlocksPerStep);
     const int first = at_most((mask.visible_begin(first_row) - begin) / kStep, end - 1);
     WarpgroupPlan plan{};
+    plan.rows = ragged ? at_least(at_most(mask.query_length - first_row, kPlanRows), 0) : kPlanRows;
+    if (first_row >= mask.query_length) return plan;
     plan.first_step = first;
     plan.steps = end - first;
     constexpr int kShort = short_step(kBlocksPerStep);
     plan.last_blocks = divide_up(blocks - (end - 1) * kBlocksPerStep, kShort) * kShort;
     plan.seen_begin = divide_up(mask.visible_begin(last_row) - begin, kStep) - first;
     plan.seen_end = (mask.visible_end(first_row) - begin) / kStep - first;
-    plan.rows = ragged ? at_least(at_most(mask.query_length - first_row, kPlanRows), 0) : kPlanRows;
     return plan;
   }
 
@@ -75,8 +76,9 @@ struct TilePlan {
   // what is left of `previous`, the tile before; null: there was none.
   //
   // Warpgroups differ by at most one step at either end, for they differ by 64 rows and a step has as many keys as all
-  // but the first have rows. The first one does the tile's first steps, the last one its last: so of two warpgroups,
-  // each passes over one stage at most between two tiles, and loads never wait for a warpgroup that waits for them.
+  // but the first have rows. The first one does the tile's first steps, the last one with rows its last: so of two
+  // warpgroups, each passes over one stage at most between two tiles, and loads never wait for a warpgroup that waits
+  // for them. One without rows passes over keys and values alternately.
   template <int kBlocksPerStep>
   FP8ATTN_HOST_DEVICE void plan_steps(const Mask& mask, bool ragged, const TilePlan* previous) {
     static_assert(kWarpgroups - 1 <= kBlocksPerStep);
@@ -89,9 +91,13 @@ struct TilePlan {
     for (int i = 0; i < kWarpgroups; ++i) {
       warpgroup[i] = WarpgroupPlan::of<kBlocksPerStep>(mask, row + i * kPlanRows, ragged, begin);
     }
-    const WarpgroupPlan& last = warpgroup[kWarpgroups - 1];
-    steps = last.first_step + last.steps;
-    last_blocks = last.last_blocks;
+#pragma unroll 1
+    for (int i = 0; i < kWarpgroups; ++i) {
+      const WarpgroupPlan& plan = warpgroup[i];
+      if (plan.steps == 0) break;
+      steps = plan.first_step + plan.steps;
+      last_blocks = plan.last_blocks;
+    }
     last_tokens = mask.key_length - begin - kPlanBlock * kBlocksPerStep * (steps - 1);
 #pragma unroll 1
     for (int i = 0; i < kWarpgroups; ++i) {
