@@ -79,9 +79,9 @@ struct PrefillTraits {
   // builds and loses 10% in others.)
   static constexpr bool kOverlaps = !kIsE4M3 || kHeadDimQk == 192;
   static constexpr bool kQueryInRegisters = kShape.query_in_registers && !kOverlaps;
-  // Whether a short step has scores of its own part only. With three consumers the branch costs more than the products
-  // do, and where the registers are full with scores and P V at a time, it makes the compiler spill.
-  static constexpr bool kSkipsScores = kConsumers == 2 && !kOverlaps;
+  // Whether a short step has scores of its own part only. Not where operands of P V are made between its products: the
+  // compiler makes all of them first where scores are in a branch.
+  static constexpr bool kSkipsScores = kIsE4M3 && kConsumers == 2 && !kOverlaps && kPMode == PMode::kFast;
 
   // Rows of ones behind the channels of V make the tensor core sum the probabilities too.
   static constexpr int kOnesRows = 8;
