@@ -18,6 +18,8 @@ void check_dtypes(std::vector<Reason>& reasons, const PrefillProblem& problem) {
   const auto is_accepted = [&](DType dtype) { return dtype == q || (may_differ && dtype == kE4M3); };
   if (is_accepted(problem.k.dtype)) {
     check_same_dtype(reasons, "v", problem.v, "k", problem.k.dtype);
+  } else if (q == kI32 || q == kI64) {
+    check_dtype(reasons, "q", problem.q, {kE4M3, kBF16, kFP16, kF32});  // k and v can be right
   } else {
     reasons.push_back({"k.dtype", name_text(problem.k.dtype),
                        fmt::format("{}, the dtype of q{}", name_text(q), may_differ ? ", or e4m3" : "")});
