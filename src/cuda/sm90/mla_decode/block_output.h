@@ -1,8 +1,8 @@
-// The share of one of the two symmetric warpgroups in P V: 256 channels, all 64 query rows.
+// The share of one of the two symmetric warpgroups in P V: 256 channels, all query rows.
 //
 // O^T = V^T P^T. The tensor core wants V with neighbouring tokens, the cache has neighbouring channels: V^T is the
 // register operand, transposed on its way from shared memory (ldmatrix.trans and a byte permute). The tensor core sums
-// one block in a fresh accumulator, which is then folded into float32: it keeps 13 bits below its largest term.
+// one block, or two, in a fresh accumulator, which is then folded into float32: it keeps 13 bits below its largest term.
 #pragma once
 
 #include <cstdint>

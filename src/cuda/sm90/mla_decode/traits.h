@@ -36,7 +36,7 @@ struct MlaTraits {
   static constexpr int kGroups = kFormat == CacheFormat::kToken128 ? 4 : 1;  // of latent channels, by scale
 
   static constexpr int kTileM = 64;  // query rows: pairs of a query token and a head
-  static constexpr int kTileN = 64;  // tokens of a block; P V is folded into float32 once a block
+  static constexpr int kTileN = 64;  // tokens of a block; P V is folded into float32 once a block, or every two
   static constexpr int kLatent = static_cast<int>(kLatentDim), kRope = static_cast<int>(kRopeDim);
   static constexpr int kLatentBytes = kLatent * (kIsE4M3 ? 1 : 2), kRopeBytes = kRope * (kRopeIsBF16 ? 2 : 1);
   static constexpr int kScaleBytes = kTokenScales ? 16 : 0;  // of a token; four equal ones with kToken
