@@ -2,7 +2,8 @@
 //
 // O^T = V^T P^T. The tensor core wants V with neighbouring tokens, the cache has neighbouring channels: V^T is the
 // register operand, transposed on its way from shared memory (ldmatrix.trans and a byte permute). The tensor core sums
-// one block, or two, in a fresh accumulator, which is then folded into float32: it keeps 13 bits below its largest term.
+// one block, or two, in a fresh accumulator, which is then folded into float32: it keeps 13 bits below its largest
+// term.
 #pragma once
 
 #include <cstdint>
